@@ -1,0 +1,152 @@
+"""What a codec is: one flat fp32 buffer in, one flat uint8 payload out, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+Weight = float | Tensor  # one number for a whole payload, or one per value of the buffer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a row lie in its flat buffer.
+
+    Each tensor starts at a multiple of `align`, so that no block of a codec holds values of two tensors.
+    The gaps hold zeros, always.
+
+    >>> Layout((torch.Size([3]), torch.Size([2, 2])), align=4).offsets
+    (0, 4)
+    """
+
+    shapes: tuple[torch.Size, ...]
+    align: int = 1
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Values in each tensor."""
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @cached_property
+    def spans(self) -> tuple[int, ...]:
+        """Values each tensor takes up in the buffer, its gap included."""
+        return tuple(-(-size // self.align) * self.align for size in self.sizes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        starts, at = [], 0
+        for span in self.spans:
+            starts.append(at)
+            at += span
+        return tuple(starts)
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.spans)
+
+    @cached_property
+    def values(self) -> int:
+        """Values that mean something: the buffer without its gaps."""
+        return sum(self.sizes)
+
+    def zeros(self, device: torch.device) -> Tensor:
+        return torch.zeros(self.total, dtype=torch.float32, device=device)
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """One view per tensor, in the tensor's own shape."""
+        return [
+            buffer[at : at + size].view(shape)
+            for at, size, shape in zip(self.offsets, self.sizes, self.shapes, strict=True)
+        ]
+
+    def parts(self, count: int) -> list[Part]:
+        """The buffer in `count` contiguous parts that cut no block; some may be empty."""
+        return _parts(self, count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One worker's share of a buffer: `buffer[start:stop]`, itself laid out as pieces of tensors."""
+
+    start: int
+    stop: int
+    layout: Layout
+
+
+@lru_cache(maxsize=256)
+def _parts(layout: Layout, count: int) -> list[Part]:
+    blocks = layout.total // layout.align
+    edges = [blocks * i // count * layout.align for i in range(count + 1)]
+    return [Part(a, b, Layout(_pieces(layout, a, b), layout.align)) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _pieces(layout: Layout, start: int, stop: int) -> tuple[torch.Size, ...]:
+    pieces = []
+    for at, size in zip(layout.offsets, layout.sizes, strict=True):
+        first, last = max(at, start), min(at + size, stop)
+        if last > first:
+            pieces.append(torch.Size([last - first]))
+    return tuple(pieces)
+
+
+class Codec(ABC):
+    """HOW a message is written. Codecs have no state: what a codec drops is kept by the row, not here.
+
+    `lossless`  decoding gives back the very bits
+    `coarse`    drops or coarsens values, so it may carry differences only, never absolute values
+    `align`     values each tensor is padded to in the buffer this codec reads
+    `second`    the codec of the second leg when more than two workers meet; None: payloads are gathered
+    """
+
+    lossless: bool = False
+    coarse: bool = True
+    align: int = 1
+
+    @property
+    def linear(self) -> bool:
+        """Whether payloads may be summed on the way (an all-reduce)."""
+        return False
+
+    @property
+    def second(self) -> Codec | None:
+        return None
+
+    @abstractmethod
+    def size(self, layout: Layout) -> int:
+        """Bytes of a payload, exactly."""
+
+    @abstractmethod
+    def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
+        """fp32 [layout.total] -> uint8 [size(layout)]; `buffer` is left as it was."""
+
+    @abstractmethod
+    def decode(self, payload: Tensor, layout: Layout) -> Tensor:
+        """uint8 [size(layout)] -> fp32 [layout.total], a new buffer with zeros in the gaps."""
+
+    def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The payload, and the buffer as the others will read it: `decode(encode(buffer))`, to the bit."""
+        payload = self.encode(buffer, layout)
+        return payload, self.decode(payload, layout)
+
+    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        """The weighted mean of the decoded payloads, summed in the order given, in fp32.
+
+        A value that nobody has (all weights 0) is 0.
+        """
+        total = layout.zeros(payloads[0].device)
+        for payload, weight in zip(payloads, weights, strict=True):
+            total.add_(self.decode(payload, layout).mul_(weight))
+        return divide_by_weights(total, weights)
+
+
+def divide_by_weights(total: Tensor, weights: Sequence[Weight]) -> Tensor:
+    """`total / sum(weights)` in place; 0 where nobody has any weight."""
+    weight = sum(weights[1:], start=weights[0])
+    if isinstance(weight, Tensor):
+        return total.div_(weight.where(weight > 0, 1.0))
+    return total.div_(weight) if weight > 0 else total.zero_()
