@@ -1,0 +1,30 @@
+"""Every example in a docstring runs and prints what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import thinwire
+
+
+def module_names() -> list[str]:
+    return [m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire.", onerror=lambda _: None)]
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_docstring_examples(name: str) -> None:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("thinwire"):
+            raise
+        pytest.skip(f"{error.name} is not installed")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        result = doctest.testmod(module, extraglobs={"torch": torch, "tw": thinwire}, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
