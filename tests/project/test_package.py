@@ -118,5 +118,5 @@ def test_wheel_installs_into_a_fresh_environment_and_imports(wheel: Path, tmp_pa
 
 def test_an_installed_torch_is_left_alone(wheel: Path, tmp_path: Path) -> None:
     """With no index at hand, pip could not replace torch if it wanted to: it finds that it need not."""
-    plan = run(sys.executable, *"-m pip install --dry-run --no-index".split(), wheel, cwd=tmp_path)
+    plan = run(sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", wheel, cwd=tmp_path)
     assert "torch-" not in plan
