@@ -18,7 +18,8 @@ class Layout:
     """Where the tensors of a row lie in its flat buffer.
 
     Each tensor starts at a multiple of `align`, so that no block of a codec holds values of two tensors.
-    The gaps hold zeros, always.
+    The gaps hold zeros, always. With `blocks` every tensor is (blocks, values of a block), and a codec that
+    selects does so within each block.
 
     >>> Layout((torch.Size([3]), torch.Size([2, 2])), align=4).offsets
     (0, 4)
@@ -26,6 +27,7 @@ class Layout:
 
     shapes: tuple[torch.Size, ...]
     align: int = 1
+    blocks: bool = False
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 from .base import Codec, Layout
+from .blocks import Blocked
+
+TINY = 2.0**-100  # a block with nothing larger is sent as zeros: dividing by its maximum would overflow
+TO_SQRT2 = 0x800000 - 0x3504F4  # added to a float's bits, carries into the exponent from a mantissa of sqrt(2) on
 
 
 class Float32(Codec):
@@ -60,3 +64,81 @@ class BFloat16(Codec):
 
     def __repr__(self) -> str:
         return "BFloat16()"
+
+
+class Int8(Blocked):
+    """Every value as round(x / s), s = max|x| / 127 of its block of 128; 1.03 bytes a value.
+
+    >>> layout = Layout((torch.Size([3]),), align=128)
+    >>> buffer = layout.zeros(torch.device("cpu"))
+    >>> buffer[:3] = torch.tensor([127.0, 3.2, -1.0])
+    >>> Int8().decode(Int8().encode(buffer, layout), layout)[:3]
+    tensor([127.,   3.,  -1.])
+    """
+
+    scale = torch.float32
+    per_byte = 1
+
+    @property
+    def second(self) -> Codec | None:
+        return self
+
+    def _write(self, values: Tensor, scales: Tensor, codes: Tensor, own: Tensor | None) -> None:
+        top = values.view(torch.int32).bitwise_and(0x7FFFFFFF).amax(1).view(torch.float32)
+        top = top.where(top > TINY, 0.0)
+        scales.copy_(top / 127)
+        levels = values * (127 / top).where(top > 0, 0.0)[:, None]
+        codes.view(torch.int8).copy_(levels.round_().clamp_(-127, 127))
+        if own is not None:
+            self._read(scales, codes, own)
+
+    def _read(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        torch.mul(codes.view(torch.int8), scales[:, None], out=out)
+
+    def __repr__(self) -> str:
+        return "Int8()"
+
+
+class E3M0(Blocked):
+    """Every value as a sign and one of 0, 2^(e-6) .. 2^e, e = floor(log2 max|x|) of its block of 128; half a byte.
+
+    Rounding is to nearest in log space. Only the bits of a float are looked at, so that every device agrees.
+
+    >>> layout = Layout((torch.Size([4]),), align=128)
+    >>> buffer = layout.zeros(torch.device("cpu"))
+    >>> buffer[:4] = torch.tensor([1.9, 1.4, -0.7, 0.001])
+    >>> E3M0().decode(E3M0().encode(buffer, layout), layout)[:4]
+    tensor([ 1.0000,  1.0000, -0.5000,  0.0000])
+    """
+
+    scale = torch.uint8  # e + 127, the exponent as a float has it; 0: the block is all zeros
+    per_byte = 2
+
+    @property
+    def second(self) -> Codec | None:
+        return Int8()
+
+    def _write(self, values: Tensor, scales: Tensor, codes: Tensor, own: Tensor | None) -> None:
+        bits = values.view(torch.int32)
+        size = bits & 0x7FFFFFFF
+        top = (size.amax(1) >> 23).clamp_(max=254)
+        scales.copy_(top)
+        base = top.where(top > 0, 1 << 20)[:, None] - 7  # an all-zero block: below every code
+        code = (size.add_(TO_SQRT2) >> 23).sub_(base).clamp_(0, 7)
+        code |= (bits >> 28) & 8
+        torch.bitwise_or(code[:, 0::2], code[:, 1::2] << 4, out=codes)
+        if own is not None:
+            self._read(scales, codes, own)
+
+    def _read(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        bits = out.view(torch.int32)
+        bits[:, 0::2] = codes & 15
+        bits[:, 1::2] = codes >> 4
+        sign = (bits & 8) << 28
+        code = bits & 7
+        exponent = (scales.to(torch.int32) - 7)[:, None] + code
+        exponent = exponent.where((code > 0) & (exponent > 0), 0)
+        torch.bitwise_or(exponent << 23, sign.where(exponent > 0, 0), out=bits)
+
+    def __repr__(self) -> str:
+        return "E3M0()"

@@ -1,0 +1,116 @@
+"""How a buffer is cut into the chunks that a top-k selects from: worked out once per layout and device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .base import Layout
+from .bits import packed
+
+
+@dataclass(frozen=True)
+class Group:
+    """The chunks whose indices need the same number of bits, one per row of a matrix."""
+
+    bits: int
+    width: int  # values in the longest row
+    most: int  # values kept in the row that keeps most
+    total: int  # values kept in all rows
+    starts: Tensor  # int64 (rows): where each row begins in the buffer
+    counts: Tensor  # int64 (rows): values in each row
+    keeps: Tensor  # int64 (rows): values kept of each row
+    origin: Tensor  # int64 (total): for each value kept, where its row begins in the buffer
+    span: tuple[int, int] | None  # buffer[span] is the matrix; None: rows of unequal length, or lying apart
+    picked: Tensor | None  # the rows of that matrix that are ours; None: all
+    kept: Tensor | None  # int64 (total): the entries of (rows, most) that are kept; None: all
+
+    @property
+    def size(self) -> int:
+        return packed(self.total, self.bits)
+
+
+@dataclass(frozen=True)
+class Cut:
+    groups: tuple[Group, ...]
+    values: Layout  # the values kept of each tensor, side by side
+    order: Tensor | None  # from the order of the groups to that of the tensors; None: the same
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """All chunks of a layout, in order; int64 (chunks) each."""
+
+    starts: Tensor
+    counts: Tensor
+    keeps: Tensor
+    tensors: Tensor
+
+    def __getitem__(self, mine: Tensor) -> _Chunks:
+        return _Chunks(self.starts[mine], self.counts[mine], self.keeps[mine], self.tensors[mine])
+
+
+@lru_cache(maxsize=64)
+def cut(layout: Layout, chunk: int, k: int, device: torch.device) -> Cut:
+    """A full chunk has `chunk` values and keeps `k`; a shorter one keeps as large a part, but at least one value."""
+    chunks = _chunks(layout, chunk, k)
+    bits = torch.tensor([(int(n) - 1).bit_length() for n in range(1, chunk + 1)])[chunks.counts - 1]
+    kind = (chunks.counts < chunk) * 64 + 16 - bits
+    parts = [chunks[kind == which] for which in kind.unique().tolist()]
+    groups = tuple(_group(part, layout, chunk, device) for part in parts)
+    owners = torch.cat([p.tensors.repeat_interleave(p.keeps) for p in parts]) if parts else chunks.tensors
+    kept = torch.zeros(len(layout.shapes), dtype=torch.int64).index_add_(0, chunks.tensors, chunks.keeps)
+    ordered = bool((owners.diff() >= 0).all())
+    order = None if ordered else owners.sort(stable=True).indices.to(device)
+    return Cut(groups, Layout(tuple(torch.Size([n]) for n in kept.tolist())), order, device)
+
+
+def _chunks(layout: Layout, chunk: int, k: int) -> _Chunks:
+    starts, counts, tensors = [], [], []
+    for which, (at, size, shape) in enumerate(zip(layout.offsets, layout.sizes, layout.shapes, strict=True)):
+        width = shape[1] if layout.blocks else chunk
+        assert 0 < width <= chunk
+        steps = torch.arange(0, size, width)
+        starts.append(at + steps)
+        counts.append((size - steps).clamp_(max=width))
+        tensors.append(torch.full_like(steps, which))
+    empty = [torch.empty(0, dtype=torch.int64)]
+    held = torch.cat(counts or empty)
+    keeps = ((2 * held * k + chunk) // (2 * chunk)).clamp_(min=1).minimum(held)
+    return _Chunks(torch.cat(starts or empty), held, keeps, torch.cat(tensors or empty))
+
+
+def _group(chunks: _Chunks, layout: Layout, chunk: int, device: torch.device) -> Group:
+    width, most = int(chunks.counts.max()), int(chunks.keeps.max())
+    span, picked = _span(chunks, layout, width)
+    kept = None
+    if int(chunks.keeps.min()) < most:
+        kept = (torch.arange(most) < chunks.keeps[:, None]).view(-1).nonzero().view(-1).to(device)
+    return Group(
+        bits=(width - 1).bit_length(),
+        width=width,
+        most=most,
+        total=int(chunks.keeps.sum()),
+        starts=chunks.starts.to(device),
+        counts=chunks.counts.to(device),
+        keeps=chunks.keeps.to(device),
+        origin=chunks.starts.repeat_interleave(chunks.keeps).to(device),
+        span=span,
+        picked=None if picked is None else picked.to(device),
+        kept=kept,
+    )
+
+
+def _span(chunks: _Chunks, layout: Layout, width: int) -> tuple[tuple[int, int] | None, Tensor | None]:
+    """The stretch of the buffer that is the group's matrix as it lies there, and its rows, if there is one."""
+    first, last = int(chunks.starts[0]), int(chunks.starts[-1]) + width
+    even = int(chunks.counts.min()) == width
+    if even and last - first == width * len(chunks.starts):
+        return (first, last), None
+    if even and layout.align == width:  # the few rows of other groups in between are cheaper to read than to skip
+        return (first, last), (chunks.starts - first) // width
+    return None, None

@@ -1,0 +1,129 @@
+"""Two bits a value: four levels, each the mean of the values it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .base import Codec, Layout
+from .blocks import fill, gapless, gather, spread, squeeze
+from .dense import Int8
+
+WIDTH = 4096
+
+
+class TwoBit(Codec):
+    """Every value as one of four levels: bin = clamp(round((x - mean) / (1.5 sigma) + 2), 0, 3), sent as its mean.
+
+    The table of 4 floats is one per tensor where tensors lie side by side (the values that a top-k selected).
+    As a codec of a whole buffer it is one per block of 4096, so that the buffer can be cut at blocks.
+
+    >>> layout = Layout((torch.Size([4]),))
+    >>> TwoBit().decode(TwoBit().encode(torch.tensor([-1.0, 1.0, 1.0, -1.0]), layout), layout)
+    tensor([-1.,  1.,  1., -1.])
+    """
+
+    align = WIDTH
+
+    @property
+    def second(self) -> Codec | None:
+        return Int8()
+
+    def size(self, layout: Layout) -> int:
+        return 16 * _tables(layout) + sum(-(-size // 4) for size in layout.sizes)
+
+    def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
+        return self._encode(buffer, layout)[0]
+
+    def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        payload, bins, table = self._encode(buffer, layout)
+        return payload, _look_up(bins, table, layout)
+
+    def decode(self, payload: Tensor, layout: Layout) -> Tensor:
+        head = 16 * _tables(layout)
+        table = payload[:head].clone().view(torch.float32).view(-1, 4)
+        codes = fill(payload[head:], _padded(layout), 4).view(-1, 1)
+        shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=payload.device)
+        return _look_up(((codes >> shifts) & 3).view(-1, WIDTH), table, layout)
+
+    def _encode(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """The payload, and what it says: a bin for each value (rows, 4096), the tables (tables, 4)."""
+        padded, rows = _padded(layout), _rows(layout, buffer.device)
+        values = buffer if layout.align == WIDTH else spread(buffer, padded)
+        bins, table = _quantise(values.view(-1, WIDTH), rows)
+        quads = bins.view(-1, 4).unbind(1)
+        codes = quads[0] | quads[1] << 2 | quads[2] << 4 | quads[3] << 6
+        payload = torch.empty(self.size(layout), dtype=torch.uint8, device=buffer.device)
+        payload[: 16 * len(table)] = table.view(torch.uint8).view(-1)
+        if gapless(padded, 4):
+            payload[16 * len(table) :] = codes
+        else:
+            squeeze(codes, padded, 4, payload[16 * len(table) :])
+        return payload, bins, table
+
+    def __repr__(self) -> str:
+        return "TwoBit()"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which values of the matrix (rows, 4096) are real, and which rows have a table together."""
+
+    counts: Tensor  # int64 (rows): real values, the first ones of a row
+    owner: Tensor  # int64 (rows): the table
+    lengths: Tensor  # int64 (tables): rows
+    sizes: Tensor  # fp32 (tables): real values
+
+    def real(self) -> Tensor:
+        return torch.arange(WIDTH, device=self.counts.device) < self.counts[:, None]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(rows, 4096) -> (tables): first in rows, then over the rows of a table, always in the same order."""
+        partial = values.sum(1, dtype=torch.float32)
+        return torch.segment_reduce(partial, "sum", lengths=self.lengths, unsafe=True)
+
+
+def _quantise(values: Tensor, rows: _Rows) -> tuple[Tensor, Tensor]:
+    real = rows.real()
+    mean = rows.sum(values) / rows.sizes
+    offset = (values - mean[rows.owner, None]).where(real, 0.0)
+    sigma = (rows.sum(offset * offset) / (rows.sizes - 1).clamp_(min=1)).sqrt_()
+    scale = (1.5 * sigma).where(sigma > 0, 1.0)
+    bins = (offset / scale[rows.owner, None] + 2).round_().clamp_(0, 3).nan_to_num_().to(torch.uint8)
+    levels = []
+    for level in range(4):
+        mine = (bins == level) & real
+        levels.append(rows.sum(values.where(mine, 0.0)) / rows.sum(mine).clamp_(min=1))
+    return bins.mul_(real), torch.stack(levels, 1)
+
+
+def _look_up(bins: Tensor, table: Tensor, layout: Layout) -> Tensor:
+    rows = _rows(layout, bins.device)
+    values = table[rows.owner].gather(1, bins.to(torch.int64)).where(rows.real(), 0.0).view(-1)
+    return values if layout.align == WIDTH else gather(values, Layout(layout.shapes, WIDTH))
+
+
+def _tables(layout: Layout) -> int:
+    if layout.align == WIDTH:
+        return layout.total // WIDTH
+    return sum(size > 0 for size in layout.sizes)
+
+
+@lru_cache(maxsize=64)
+def _padded(layout: Layout) -> Layout:
+    assert layout.align in (1, WIDTH), f"TwoBit() reads tensors side by side, or each from a multiple of {WIDTH} on"
+    return Layout(layout.shapes, WIDTH)
+
+
+@lru_cache(maxsize=64)
+def _rows(layout: Layout, device: torch.device) -> _Rows:
+    sizes = [size for size in layout.sizes if size]
+    counts = [min(WIDTH, size - at) for size in sizes for at in range(0, size, WIDTH)]
+    lengths = [1] * len(counts) if layout.align == WIDTH else [-(-size // WIDTH) for size in sizes]
+    held = counts if layout.align == WIDTH else sizes
+    made = [torch.tensor(numbers, dtype=torch.int64, device=device) for numbers in (counts, lengths, held)]
+    owner = torch.repeat_interleave(made[1])
+    return _Rows(made[0], owner, made[1], made[2].to(torch.float32))
