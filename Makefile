@@ -16,7 +16,7 @@ EXTRAS_dev = train,elastic,hf,lightning,dev
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.thinwire-train
-	$(PY) -m thinwire.cli train $(ARGS)
+	$(VENV)/bin/thinwire train $(ARGS)
 
 # One thread per test worker: two workers, and the processes that tests start, share two cores.
 test: export OMP_NUM_THREADS = 1
@@ -52,4 +52,4 @@ endif
 clean:
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(VENV)/.thinwire-train $(VENV)/.thinwire-dev $(VENV)/.thinwire-constraints.txt
-	find thinwire tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
