@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from math import cos, pi, sqrt
@@ -61,15 +62,17 @@ class DCT(Codec):
         """A buffer -> its coefficients, in the layout of `inner`."""
         inside = self._coefficients(layout)
         out = inside.zeros(buffer.device)
-        for blocks, values, found in self._pairs(buffer, out, layout):
-            blocks.forward(values, found)
+        with exact(buffer.device):
+            for blocks, values, found in self._pairs(buffer, out, layout):
+                blocks.forward(values, found)
         return out
 
     def inverse(self, coefficients: Tensor, layout: Layout) -> Tensor:
         """The other way."""
         out = layout.zeros(coefficients.device)
-        for blocks, values, found in self._pairs(out, coefficients, layout):
-            blocks.inverse(found, values)
+        with exact(out.device):
+            for blocks, values, found in self._pairs(out, coefficients, layout):
+                blocks.inverse(found, values)
         return out
 
     def _pairs(self, buffer: Tensor, coefficients: Tensor, layout: Layout) -> Iterator[tuple[Blocks, Tensor, Tensor]]:
@@ -136,6 +139,18 @@ class Blocks:
     def _padded(self, part: Tensor) -> Tensor:
         right, below = -self.columns % self.wide, -len(part) % self.high
         return torch.nn.functional.pad(part, (0, right, 0, below)) if right or below else part
+
+
+@contextmanager
+def exact(device: torch.device) -> Iterator[None]:
+    """fp32 matrix products, whatever precision the user has chosen for training."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""DCT: transform, selection and merges against SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.codec import reference
+from tests.codec.reference import SHAPES, filled, tensors
+from thinwire.codec import DCT, BFloat16, Float32, Layout, TopK
+
+
+def kept(x, k, s):
+    """The blocks of one tensor with their k largest coefficients, and where these are."""
+    found = reference.transform(x, s)
+    shape = found[0].shape
+    masks = [reference.mask_k(c.reshape(-1), *scaled(c.size, k, s)).reshape(shape) for c in found]
+    return [c * m for c, m in zip(found, masks, strict=True)], masks
+
+
+def scaled(n, k, s):
+    """A block of n is one chunk: k and N such that it keeps what a block of n out of s * s does."""
+    return reference.keep(n, k, s * s), n
+
+
+@pytest.mark.parametrize("s", [64, 16, 13, 1])
+def test_transform(s):
+    codec = DCT(Float32(), s)
+    layout, buffer = filled(codec)
+    coefficients = codec.forward(buffer, layout)
+    inside = codec._plan(layout)
+    for view, which in zip(inside.layout.views(coefficients), inside.order, strict=True):
+        x = tensors(buffer, layout)[which]
+        if x.size:
+            want = np.stack([c.reshape(-1) for c in reference.transform(x, s)])
+            np.testing.assert_allclose(view.numpy(), want, atol=3e-6)
+    torch.testing.assert_close(codec.inverse(coefficients, layout), buffer, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("k, s", [(32, 64), (3, 64), (4, 16), (5, 13), (4096, 64)])
+def test_selection(k, s):
+    codec = DCT(TopK(k), s) if k <= s * s else DCT(TopK(s * s), s)
+    layout, buffer = filled(codec)
+    got = codec.decode(codec.encode(buffer, layout), layout)
+    for y, x in zip(tensors(got, layout), tensors(buffer, layout), strict=True):
+        if x.size:
+            np.testing.assert_allclose(y, reference.back(kept(x, k, s)[0], x), atol=5e-6)
+
+
+@pytest.mark.parametrize("rule", ["senders", "mean"])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.5, 0.0, 3.0)])
+def test_merge(rule, weights):
+    codec = DCT(TopK(32, merge=rule))
+    made = [filled(codec, seed=seed) for seed in range(4)]
+    layout = made[0][0]
+    payloads = [codec.encode(buffer, layout) for _, buffer in made]
+    got = tensors(codec.merge(payloads, list(weights), layout), layout)
+    per_tensor = tensors(codec.merge(payloads, [torch.full((layout.total,), w) for w in weights], layout), layout)
+    for one, other, *x in zip(got, per_tensor, *[tensors(b, layout) for _, b in made], strict=True):
+        if one.size:
+            want = reference.back(merged(x, weights, rule), x[0])
+            np.testing.assert_allclose(one, want, atol=5e-6)
+            np.testing.assert_allclose(other, want, atol=5e-6)
+
+
+def merged(x, weights, rule):
+    sent = [kept(v, 32, 64) for v in x]
+    out = []
+    for block in range(len(sent[0][0])):
+        total = sum(w * values[block] for w, (values, _) in zip(weights, sent, strict=True))
+        heard = sum(w * masks[block] for w, (_, masks) in zip(weights, sent, strict=True))
+        over = heard if rule == "senders" else np.full_like(heard, sum(weights))
+        out.append(total / np.where(over > 0, over, 1.0))
+    return out
+
+
+def test_a_prime_size_is_padded_never_cut_into_ones():
+    """67 x 131 is 2 x 3 blocks of 64 x 64, each with 32 values."""
+    codec = DCT(TopK(32, values=BFloat16()))
+    assert codec.size(Layout((torch.Size([67, 131]),), 64)) == 6 * 32 * (2 * 12 + 32) // 16
+    assert codec.size(Layout((torch.Size([67]),), 64)) == 2 * 2 + 2
+
+
+def test_a_vocabulary_that_does_not_divide():
+    codec = DCT(TopK(32))
+    layout, buffer = filled(codec, [torch.Size([50257, 64])])
+    got = tensors(codec.decode(codec.encode(buffer, layout), layout), layout)[0]
+    x = tensors(buffer, layout)[0]
+    part = slice(50257 // 64 * 64 - 64, None)  # the last whole block and the padded one
+    np.testing.assert_allclose(got[part], reference.back(kept(x[part], 32, 64)[0], x[part]), atol=5e-6)
+
+
+def test_everything_kept_gives_everything_back():
+    codec = DCT(TopK(4096))
+    layout, buffer = filled(codec)
+    torch.testing.assert_close(codec.decode(codec.encode(buffer, layout), layout), buffer, atol=3e-6, rtol=0)
+
+
+def test_the_same_bits_again():
+    codec = DCT(TopK(32))
+    layout, buffer = filled(codec, [*SHAPES, torch.Size([200, 500])])
+    payload, own = codec.encode_with_own(buffer, layout)
+    for _ in range(3):
+        again, mine = codec.encode_with_own(buffer.clone(), layout)
+        assert torch.equal(payload, again) and torch.equal(own, mine)
+    merged = [codec.merge([payload, again], [1.0, 2.0], layout) for _ in range(3)]
+    assert torch.equal(merged[0], merged[1]) and torch.equal(merged[0], merged[2])
+
+
+def test_precision_does_not_follow_the_users_settings():
+    codec = DCT(Float32())
+    layout, buffer = filled(codec)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = codec.forward(buffer, layout)
+    assert torch.equal(low, codec.forward(buffer, layout))
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="blocks of 1 to 256"):
+        DCT(TopK(1), chunk=0)
+    with pytest.raises(ValueError, match="k <= chunk"):
+        DCT(TopK(32), chunk=4)
