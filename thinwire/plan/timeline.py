@@ -39,6 +39,13 @@ class Message:
     unpack: float = 0.0  # and after it has landed
 
 
+def seconds_on_line(links: Sequence[Link], message: Message) -> Array:
+    """How long a message fills the links, latency apart, [S]: both ways at once, the slowest worker's line decides."""
+    busy = [np.maximum(message.sent / link.up, message.received / link.down) for link in links]
+    slowest: Array = np.max(np.broadcast_arrays(*busy), axis=0)
+    return slowest
+
+
 @dataclass(frozen=True)
 class Event:
     """A message that leaves at `step` and is waited for `slack` steps later.
@@ -99,8 +106,8 @@ class Timeline:
             self._step(step)
             done = step + 1
         self._idle_steps(steps - done)
-        busy = float(self.compute.busy.mean()) * steps
-        return busy / self.clock.max(axis=1)
+        wall: Array = self.clock.max(axis=1)
+        return float(self.compute.busy.mean()) * steps / wall
 
     def _reset(self, events: Iterable[Event]) -> None:
         scenarios = np.broadcast_shapes((1,), *(np.shape(rate) for link in self.links for rate in (link.up, link.down)))
@@ -162,7 +169,7 @@ class Timeline:
         self.clock = np.maximum(self.clock, ready) + event.message.unpack
 
     def _carry(self, enters: Array, message: Message, pieces: int) -> Array:
-        """Serve `pieces` equal parts of a message, in order, first come first served: when each arrives, [S, pieces]."""
+        """Serve a message in equal pieces, in order, after all that came before: when each arrives, [S, pieces]."""
         seconds, latency = self._seconds(message)
         served = np.arange(pieces) * (seconds / pieces)[:, None]
         begins = np.maximum.accumulate(np.maximum(enters, self.free[:, None]) - served, axis=1) + served
@@ -171,10 +178,8 @@ class Timeline:
         return finish + latency
 
     def _seconds(self, message: Message) -> tuple[Array, float]:
-        """Time on the link, [S], and on the way: the slowest worker's line decides both."""
-        busy = [np.maximum(message.sent / link.up, message.received / link.down) for link in self.links]
         latency = max(self._latency(link, message.legs) for link in self.links)
-        return np.broadcast_to(np.max(np.broadcast_arrays(*busy), axis=0), self.free.shape), latency
+        return np.broadcast_to(seconds_on_line(self.links, message), self.free.shape), latency
 
     def _latency(self, link: Link, legs: int) -> float:
         """Drawn once a message and never by scenario, so that more bandwidth cannot meet worse luck."""

@@ -1,0 +1,102 @@
+"""What the planner is asked, from the words on the command line, a run directory or a probe."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from thinwire import units
+from thinwire.plan.advisor import Limits, Site, Trouble
+from thinwire.plan.timeline import Link
+
+FLEET_BATCH = 2**19  # tokens of one step of the whole fleet where nothing says otherwise
+TOKENS_PER_PARAMETER = 20
+
+
+@dataclass
+class Facts:
+    """What is known so far; what is None must still be told."""
+
+    parameters: int | None = None
+    layers: int | None = None
+    step_times: list[float] | None = None
+    links: list[Link] | None = None
+    workers: int | None = None
+    batch_tokens: int | None = None
+
+    def update(self, other: Facts) -> None:
+        """What `other` knows replaces what was known."""
+        for name in (f.name for f in fields(self)):
+            if getattr(other, name) is not None:
+                setattr(self, name, getattr(other, name))
+
+
+def site(facts: Facts) -> Site:
+    """The site, or one line that names what is missing."""
+    options = {
+        "parameters": "--params",
+        "layers": "--layers",
+        "step_times": "--step-time",
+        "links": "--bandwidth",
+        "workers": "--workers",
+    }
+    missing = [option for name, option in options.items() if getattr(facts, name) is None]
+    if missing:
+        raise ValueError(f"also needed: {' '.join(missing)} (or --run DIR, or --probe under torchrun)")
+    assert facts.parameters and facts.layers and facts.step_times and facts.links and facts.workers
+    if facts.parameters < facts.layers:
+        raise ValueError(f"--params {facts.parameters} is fewer than --layers {facts.layers}")
+    times = _one_or_each(facts.step_times, facts.workers, "--step-time")
+    _one_or_each(facts.links, facts.workers, "--bandwidth")
+    batch = facts.batch_tokens or max(1, FLEET_BATCH // facts.workers)
+    return Site(facts.parameters, facts.layers, tuple(times), tuple(facts.links), batch)
+
+
+def _one_or_each(values: list[Any], workers: int, option: str) -> list[Any]:
+    if len(values) not in (1, workers):
+        raise ValueError(f"{option} has {len(values)} values for {workers} workers: give one, or one for each worker")
+    return values * workers if len(values) == 1 else values
+
+
+def whole(option: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) < 1:
+        raise ValueError(f"{option} {text}: must be a whole number, 1 or more")
+    return int(text)
+
+
+def step_times(text: str) -> list[float]:
+    times = [units.duration(part) for part in text.split(",")]
+    if min(times) <= 0:
+        raise ValueError(f"--step-time {text}: must be more than zero")
+    return times
+
+
+def links(bandwidth: str, latency: str) -> list[Link]:
+    delay, jitter = units.spread(latency)
+    return [Link(up, down, delay, jitter) for up, down in map(units.line, bandwidth.split(","))]
+
+
+def limits(gpu_memory: str | None, ram: str | None) -> Limits:
+    return Limits(units.size(gpu_memory) if gpu_memory else None, units.size(ram) if ram else None)
+
+
+def trouble(mtbf: str | None, slow_workers: str | None, workers: int) -> Trouble | None:
+    """`--slow-workers` is a share or a number of workers, and how many times slower they are: 5%, 3, 5%x1.5."""
+    if mtbf is None and slow_workers is None:
+        return None
+    seconds = units.duration(mtbf) if mtbf else float("inf")
+    if seconds <= 0:
+        raise ValueError(f"--mtbf {mtbf}: must be more than zero")
+    many, _, factor = (slow_workers or "0").partition("x")
+    share = units.share(many) if "%" in many or "." in many else units.share(str(_count(many) / workers))
+    slowdown = float(factor) if re.fullmatch(r"[0-9]*\.?[0-9]+", factor) else 2.0 if not factor else 0.0
+    if slowdown < 1:
+        raise ValueError(f"--slow-workers {slow_workers}: write 5%, 3, or 5%x1.5 (share or number, times slower)")
+    return Trouble(seconds, share, slowdown)
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdigit():
+        raise ValueError(f"--slow-workers {text}: write 5%, 3, or 5%x1.5 (share or number, times slower)")
+    return int(text)

@@ -1,0 +1,99 @@
+"""Any thinwire method on the timeline: its rows as the engine executes them, its bytes from `tw.cost`.
+
+There is no second description of the methods here. A row launches after step t when t > offset and
+(t - offset) % period == 0, and the worker waits for it after step t + delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.plan.timeline import Array, Compute, Event, Link, Message, Timeline, seconds_on_line
+
+ROUNDS = 40  # rounds of the rarest row that a prediction plays: the first ones then no longer matter
+_WIDTH = 1024  # columns of the matrices in a sketched block, a multiple of every codec's block
+
+# Latencies of one exchange, one after another: a ring passes 2(M-1) times, a ring gather M-1 times; a two-shot
+# exchange sends all its first parts at once and gathers the second ones.
+LEGS: dict[str, Callable[[int], int]] = {
+    "all-reduce": lambda workers: 2 * (workers - 1),
+    "gather": lambda workers: workers - 1,
+    "two-shot": lambda workers: workers,
+}
+
+
+class Block(nn.Module):
+    """As many parameters as asked for: a matrix, and a vector with the rest."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.empty(parameters // _WIDTH, _WIDTH, device="meta"))
+        if parameters % _WIDTH:
+            self.rest = nn.Parameter(torch.empty(parameters % _WIDTH, device="meta"))
+
+
+class Sketch(nn.Module):
+    """A model without weights: `layers` equal blocks (to one parameter) with `parameters` in all."""
+
+    def __init__(self, parameters: int, layers: int) -> None:
+        super().__init__()
+        edges = [parameters * layer // layers for layer in range(layers + 1)]
+        self.layers = nn.ModuleList(Block(b - a) for a, b in zip(edges, edges[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What the bare link model leaves out, per exchange.
+
+    `framing`  bytes on the wire per byte of the message: headers of the protocols
+    `start`    seconds to set up an exchange, beyond the line's latency
+    `copying`  seconds of the worker's own time per byte of the fp32 tensors it packs, and again to unpack them
+    """
+
+    framing: float = 1.0
+    start: float = 0.0
+    copying: float = 0.0
+
+
+NONE = Overhead()
+
+
+def events(price: tw.Cost, workers: int, steps: int, overhead: Overhead = NONE) -> Iterator[Event]:
+    """The messages of `steps` optimizer steps; step t of the engine, counted from 1, is step t - 1 here."""
+    for number, row in enumerate(price.rows):
+        if not row.bytes:
+            continue
+        message = _message(row, workers, overhead)
+        for step in range(row.when.offset + row.when.period, steps + 1, row.when.period):
+            yield Event(step - 1, message, row.when.delay, row=number)
+
+
+def _message(row: tw.Priced, workers: int, overhead: Overhead) -> Message:
+    return Message(
+        sent=row.sent * overhead.framing,
+        received=row.received * overhead.framing,
+        legs=LEGS[row.kind](workers),
+    )
+
+
+def utilization(price: tw.Cost, compute: Compute, links: Sequence[Link], overhead: Overhead = NONE) -> Array:
+    """Compute time over wall time in the long run, for each bandwidth of the links."""
+    workers = len(compute.step_times)
+    steps = ROUNDS * max(row.when.period for row in price.rows)
+    return Timeline(compute, links).utilization(events(price, workers, steps, overhead), steps)
+
+
+def round_seconds(price: tw.Cost, links: Sequence[Link], workers: int, every: int) -> float:
+    """Seconds of exchange per `every` steps, were nothing hidden: rows that meet less often count in part."""
+    seconds = 0.0
+    for row in price.rows:
+        message = _message(row, workers, NONE)
+        once = float(np.min(seconds_on_line(links, message))) + message.legs * max(link.latency for link in links)
+        seconds += once * every / row.when.period
+    return seconds

@@ -1,0 +1,80 @@
+"""Model and step time of a finished or running run, from its directory."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from thinwire.plan.inputs import Facts
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_WARM_UP = 5  # the first steps compile, allocate and open connections
+
+
+def facts_of_run(folder: Path) -> Facts:
+    """Parameters, layers, workers, batch and step time; a line says what the directory lacks."""
+    config, steps = _config(folder), _metrics(folder)
+    parameters = config.get("parameters")
+    if not isinstance(parameters, int) or parameters < 1:
+        raise ValueError(f"{folder}/config.toml has no `parameters`: was it written by thinwire train?")
+    return Facts(
+        parameters=parameters,
+        layers=_layers(config),
+        step_times=[_step_time(steps, folder)],
+        workers=config.get("workers"),
+        batch_tokens=_batch_tokens(config),
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((folder / "config.toml").read_text())
+    except FileNotFoundError as error:
+        raise ValueError(f"--run {folder}: no config.toml there; give the directory of a thinwire train run") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"--run {folder}: config.toml cannot be read: {error}") from error
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    """All whole lines; the last may be half written while the run goes on."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--run {folder}: no metrics.jsonl that can be read there") from error
+    records = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return [record for record in records if isinstance(record, dict)]
+
+
+def _step_time(records: list[dict[str, Any]], folder: Path) -> float:
+    """The median compute of a step, waiting for the link left out."""
+    times = [r["compute_seconds"] for r in records if isinstance(r.get("compute_seconds"), (int, float))]
+    if not times:
+        raise ValueError(f"--run {folder}: metrics.jsonl has no compute_seconds yet; let the run take a few steps")
+    return float(statistics.median(times[_WARM_UP:] or times))
+
+
+def _layers(config: dict[str, Any]) -> int | None:
+    """The run's blocks; its preset's where the config says 0. None (an HF or image model) must be told by --layers."""
+    from thinwire.train.models import PRESETS
+
+    model = config.get("model", {})
+    preset = PRESETS.get(str(model.get("preset"))) if model.get("kind") in (None, "auto", "llama") else None
+    return model.get("layers") or (preset.layers if preset else None)
+
+
+def _batch_tokens(config: dict[str, Any]) -> int | None:
+    train, model = config.get("train", {}), config.get("model", {})
+    sizes = [train.get("batch"), train.get("accumulate", 1), model.get("context")]
+    return sizes[0] * sizes[1] * sizes[2] if all(isinstance(size, int) for size in sizes) else None
