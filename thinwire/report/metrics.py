@@ -1,0 +1,82 @@
+"""metrics.jsonl, TensorBoard and W&B: one record a step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+Record = dict[str, Any]
+
+
+class Sink(Protocol):
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """`metrics.jsonl`: each line is on its way to the disk before the next step ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("a")
+
+    def write(self, record: Record) -> None:
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, record: Record) -> None:
+        for name, value in _numbers(record).items():
+            self.writer.add_scalar(name, value, record["step"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.writer.close()  # type: ignore[no-untyped-call]
+
+
+class WandB:
+    def __init__(self, project: str, folder: Path, config: Record) -> None:
+        import wandb
+
+        self.run = wandb.init(project=project, dir=str(folder), name=folder.name, config=config, resume="allow")
+
+    def write(self, record: Record) -> None:
+        self.run.log(_numbers(record), step=record["step"])
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def _numbers(record: Record) -> dict[str, float]:
+    return {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
+
+
+def read(path: Path) -> list[Record]:
+    """All whole lines; a run that was killed may have left half of a last one."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def cut_after(path: Path, step: int) -> Record | None:
+    """Drop what came after a checkpoint: the resumed run writes it again. Returns the last record kept."""
+    kept = [record for record in read(path) if record["step"] <= step]
+    draft = path.with_suffix(".draft")
+    draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    draft.replace(path)
+    return kept[-1] if kept else None

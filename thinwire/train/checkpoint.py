@@ -1,0 +1,150 @@
+"""Checkpoints: one folder a step, in it one part a worker, each part complete or absent.
+
+    DIR/checkpoint-000100/worker-0/  model.safetensors  config.json  state.pt  fleet.pt  manifest.json
+
+Sites share no disk, so each process writes the parts of the workers it hosts, and nothing else. A part is written under
+another name and renamed when it is complete; the manifest has every file's size and hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.train.errors import UserError
+
+Files = dict[str, Any]  # name -> tensors for .safetensors, else what torch.save or json.dumps takes
+
+
+class Damaged(Exception):
+    """A part that is not what its manifest says; the text names the file."""
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / f"checkpoint-{step:06d}"
+
+
+def steps_in(run: Path) -> list[int]:
+    """Steps with a checkpoint folder, newest first; whether they are whole is another question."""
+    names = (path.name.removeprefix("checkpoint-") for path in run.glob("checkpoint-*"))
+    return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+
+def save_part(run: Path, step: int, part: str, workers: int, files: Files) -> None:
+    """Write one part so that it is there whole or not at all, whenever the process is killed."""
+    target = folder_of(run, step) / part
+    draft = target.with_name(f".{part}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for name, content in files.items():
+        write_file(draft / name, content)
+    listing = {name: [(draft / name).stat().st_size, _hash(draft / name)] for name in files}
+    write_file(draft / "manifest.json", {"step": step, "workers": workers, "files": listing})
+    shutil.rmtree(target, ignore_errors=True)
+    draft.rename(target)
+    _sync(target.parent)
+
+
+def write_file(path: Path, content: Any) -> None:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        save_file(content, path, metadata={"format": "pt"})
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(content, indent=2))
+    else:
+        torch.save(content, path)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Onto the disk: a rename must not outlive the data it promises."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.blake2b(digest_size=16)
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def verify(run: Path, step: int, part: str) -> None:
+    """Raise Damaged, naming the file, unless the part is whole."""
+    folder = folder_of(run, step) / part
+    name = f"{folder.parent.name}/{part}"
+    try:
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise Damaged(f"{name} is missing or has no manifest") from error
+    for file, (size, digest) in files.items():
+        path = folder / file
+        if not path.exists() or path.stat().st_size != size:
+            found = path.stat().st_size if path.exists() else "no"
+            raise Damaged(f"{name}/{file} is truncated: {found} bytes of {size}")
+        if _hash(path) != digest:
+            raise Damaged(f"{name}/{file} is damaged: its content is not what was written")
+
+
+def load_part(run: Path, step: int, part: str) -> Files:
+    """Every file of a verified part."""
+    folder = folder_of(run, step) / part
+    return {path.name: _read(path) for path in sorted(folder.iterdir()) if path.name != "manifest.json"}
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def parts_in(run: Path, step: int) -> list[str]:
+    """The parts of a step, whole or not, by worker."""
+    names = (path.name for path in folder_of(run, step).glob("worker-*"))
+    return sorted(names, key=lambda name: [int(piece) for piece in name.split("-") if piece.isdigit()])
+
+
+def workers_of(run: Path, step: int) -> int | None:
+    """How many workers the run had at this step, by the first part that tells."""
+    for part in parts_in(run, step):
+        try:
+            return int(json.loads((folder_of(run, step) / part / "manifest.json").read_text())["workers"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def agree(listings: list[list[int]]) -> int:
+    """The newest step that all have, or an error that says who lacks which."""
+    common = set.intersection(*map(set, listings))
+    if common:
+        return max(common)
+    having = (f"process {i} has {', '.join(map(str, steps)) or 'none'}" for i, steps in enumerate(listings))
+    raise UserError(f"no checkpoint that all have: {'; '.join(having)}: copy a missing one, or start anew")
+
+
+def prune(run: Path, parts: Iterable[str], keep: int) -> None:
+    """Drop this process's parts of all but the newest `keep` steps."""
+    own = list(parts)
+    having = [step for step in steps_in(run) if all((folder_of(run, step) / part).is_dir() for part in own)]
+    for step in having[keep:]:
+        for part in own:
+            shutil.rmtree(folder_of(run, step) / part)
+        if not any(folder_of(run, step).iterdir()):
+            folder_of(run, step).rmdir()

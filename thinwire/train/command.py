@@ -1,0 +1,109 @@
+"""What the commands `train`, `compare` and `report` do with their arguments."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.train import config as configs
+from thinwire.train import launch, toml
+from thinwire.train.config import Config
+from thinwire.train.errors import UserError
+from thinwire.train.run import Order, PeerGone
+
+
+@dataclass
+class TrainRequest:
+    """The arguments of `thinwire train`."""
+
+    config: Path | None
+    flags: dict[str, Any]  # --method, --workers and --steps, by their config keys
+    sets: list[str]
+    locals: list[str]
+    out: Path | None
+    resume: Path | None
+    stop_at: int | None
+    processes: int | None
+    connect: str | None
+    worker: int | None
+    print_config: bool
+
+
+def train(request: TrainRequest) -> None:
+    config = _config(request)
+    if request.print_config:
+        print(toml.dump(config), end="")
+        return
+    _check_mode(request)
+    order = Order(request.resume or launch.run_folder(request.out, config.method["name"]))
+    order.resume, order.stop_at = request.resume is not None, request.stop_at
+    try:
+        _launch(request, config, order)
+    except PeerGone as error:
+        print(f"thinwire: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _config(request: TrainRequest) -> Config:
+    """Defaults, then the file (or the resumed run's own), then flags, then --set and --local."""
+    path = request.config
+    if request.resume:
+        if request.config or request.out:
+            raise UserError(
+                "--resume DIR takes the config and the folder of that run: leave CONFIG.toml and --out away"
+            )
+        path = request.resume / "config.toml"
+        if not path.exists():
+            raise UserError(f"--resume {request.resume}: no run there (config.toml is missing)")
+    config = configs.load(path) if path else Config()
+    for key, value in request.flags.items():
+        configs.assign(config, key, value)
+    for text in request.sets:
+        configs.override(config, text)
+    for text in request.locals:
+        configs.override(config, text, local_only=True)
+    return config
+
+
+def _check_mode(request: TrainRequest) -> None:
+    modes = {
+        "--processes": request.processes,
+        "--connect": request.connect,
+        "torchrun": launch.under_torchrun() or None,
+    }
+    chosen = [name for name, value in modes.items() if value is not None]
+    if len(chosen) > 1 and "--processes" in chosen:
+        raise UserError(f"{' and '.join(chosen)} exclude each other: choose one")
+    if (request.connect is None) != (request.worker is None):
+        raise UserError("--connect HOST:PORT goes with --worker I (this machine's number, from 0) and --workers N")
+    if request.connect and "workers" not in request.flags:
+        raise UserError("--connect needs --workers N, the number of machines, the same on each")
+
+
+def _launch(request: TrainRequest, config: Config, order: Order) -> None:
+    if request.connect and request.worker is not None:
+        launch.as_site(config, order, request.connect, request.worker)
+    elif launch.under_torchrun():
+        launch.in_torchrun(config, order)
+    elif request.processes:
+        launch.in_processes(config, order, request.processes)
+    else:
+        launch.in_one_process(config, order)
+
+
+def compare(methods: str, config: Path | None, flags: dict[str, Any], sets: list[str], out: Path | None) -> None:
+    from thinwire.train.compare import run_all
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    request = TrainRequest(config, flags, [], [], out, None, None, None, None, None, False)
+    run_all(names, lambda: _config(request), sets, launch.run_folder(out, "compare"))
+
+
+def report(folder: Path) -> None:
+    try:
+        from thinwire.report.page import write
+    except ImportError as error:
+        raise UserError(f"the report needs {error.name}: pip install 'thinwire[train]'") from error
+    print(write(folder))

@@ -1,0 +1,73 @@
+"""`thinwire compare`: the same model, data order, seeds and tokens for each method, in one process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thinwire import units
+from thinwire.train import config as configs
+from thinwire.train import launch
+from thinwire.train.config import Config
+from thinwire.train.errors import UserError
+from thinwire.train.methods import method_keys
+from thinwire.train.run import Order
+
+
+def run_all(names: list[str], fresh: Callable[[], Config], sets: list[str], folder: Path) -> None:
+    """One run a method under `folder`, then compare.json, the report and the table."""
+    if not names:
+        raise UserError("--methods names no method: for example --methods ddp,desloc,diloco")
+    planned = [(label, _configured(fresh(), name, sets)) for label, name in zip(_labels(names), names, strict=True)]
+    if (folder / "compare.json").exists():
+        raise UserError(f"{folder} holds a comparison already: choose another --out")
+    results = []
+    for number, (label, config) in enumerate(planned, start=1):
+        print(f"{number}/{len(planned)} {label}", file=sys.stderr, flush=True)
+        results.append(_one(label, config, folder / label))
+    (folder / "compare.json").write_text(json.dumps(results, indent=2))
+    _show(results, folder)
+
+
+def _labels(names: list[str]) -> list[str]:
+    return [name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}" for i, name in enumerate(names)]
+
+
+def _configured(config: Config, name: str, sets: list[str]) -> Config:
+    """The common config with this method; a method key that it does not have is left out for it."""
+    configs.assign(config, "method.name", name)
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if key.startswith("method.") and key.removeprefix("method.") not in method_keys(name):
+            continue
+        configs.override(config, text)
+    return config
+
+
+def _one(label: str, config: Config, folder: Path) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    config.logging.report = False
+    summary = launch.in_one_process(config, Order(folder, quiet=True))
+    if summary is None:
+        raise SystemExit(130)
+    return summary | {"label": label, "run": folder.name}
+
+
+def _show(results: list[dict[str, Any]], folder: Path) -> None:
+    print(f"{'method':<22}{'loss':>9}{'perplexity':>12}{'bytes sent':>12}{'vs DDP':>10}{'time':>10}")
+    for result in results:
+        size, time = units.show_size(result["bytes_sent"]), units.show_duration(result["seconds"])
+        print(
+            f"{result['label']:<22}{result['loss']:>9.4f}{result['perplexity']:>12.3f}{size:>12}"
+            f"{result['bytes_vs_ddp']:>10.4f}{time:>10}"
+        )
+    print(f"\nruns    {folder}")
+    try:
+        from thinwire.report.page import write
+    except ImportError as error:
+        print(f"no report.html: {error.name} is not installed (pip install 'thinwire[train]')", file=sys.stderr)
+        return
+    print(f"report  {write(folder)}")

@@ -1,0 +1,211 @@
+"""Data: examples by number, and each worker's own, endless and resumable stream of them."""
+
+from __future__ import annotations
+
+import glob
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.train.config import Config
+from thinwire.train.config import Data as DataConfig
+from thinwire.train.errors import UserError
+from thinwire.train.tokens import Tokens, encode
+
+Batch = tuple[Tensor, Tensor]  # inputs, targets
+
+
+class Examples(Protocol):
+    def __len__(self) -> int: ...
+
+    def take(self, indices: list[int]) -> Batch: ...
+
+
+@dataclass
+class Windows:
+    """Example i is the i-th stretch of `context` tokens; its targets are one token further on."""
+
+    tokens: Tokens
+    context: int
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.context)
+
+    def take(self, indices: list[int]) -> Batch:
+        size = self.context
+        rows = np.stack([self.tokens[i * size : (i + 1) * size + 1] for i in indices]).astype(np.int64)
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+@dataclass
+class Images:
+    images: Tensor  # (count, channels, height, width), fp32 in 0..1
+    labels: Tensor  # (count,)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: list[int]) -> Batch:
+        return self.images[indices], self.labels[indices]
+
+
+@dataclass
+class Dataset:
+    train: Examples
+    held: Examples
+    vocabulary: int  # tokens, or classes of images
+    channels: int = 0  # of images; 0 for text
+
+
+class Shard:
+    """One worker's stream: every M-th example of an order that is drawn anew for each epoch.
+
+    `base` examples were used up before this shard began (by a run with another number of workers).
+    """
+
+    def __init__(self, examples: Examples, worker: int, workers: int, seed: int) -> None:
+        if len(examples) < workers:
+            raise UserError(
+                f"the data has {len(examples)} examples for {workers} workers: use more data or a shorter context"
+            )
+        self.examples, self.worker, self.workers, self.seed = examples, worker, workers, seed
+        self.base = self.taken = 0
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def next(self, count: int) -> Batch:
+        first = self.base + self.worker
+        indices = [self._index(first + (self.taken + i) * self.workers) for i in range(count)]
+        self.taken += count
+        return self.examples.take(indices)
+
+    def _index(self, position: int) -> int:
+        epoch, at = divmod(position, len(self.examples))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
+        return int(self._order[at])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"base": self.base, "taken": self.taken, "workers": self.workers}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["workers"] == self.workers:
+            self.base, self.taken = state["base"], state["taken"]
+        else:  # go on behind all that the other number of workers has used
+            self.base, self.taken = state["base"] + state["taken"] * state["workers"], 0
+
+
+def resolve(config: Config) -> None:
+    """Replace `auto` by what the data and the model ask for."""
+    data, model = config.data, config.model
+    if data.kind == "auto":
+        data.kind = _kind(data, model.kind)
+    images = data.kind in ("digits", "images")
+    if model.kind == "auto":
+        model.kind = "resnet" if images else "llama"
+    if (model.kind == "resnet") != images:
+        raise UserError(
+            f"model.kind = {model.kind!r} cannot train on data.kind = {data.kind!r}: resnet is for digits and images"
+        )
+
+
+def _kind(data: DataConfig, model: str) -> str:
+    if data.dataset:
+        return "hf"
+    if not data.files:
+        return "digits" if model == "resnet" else "stdlib"
+    suffixes = {Path(name).suffix for name in data.files}
+    if suffixes <= {".bin", ".npy"}:
+        return "tokens"
+    return "images" if suffixes == {".npz"} else "text"
+
+
+def load(config: Config) -> Dataset:
+    """The data of a resolved config."""
+    data = config.data
+    if data.kind in ("digits", "images"):
+        from thinwire.train.images import load_images
+
+        return load_images(data)
+    tokens, vocabulary = _mapped(data) if data.kind == "tokens" else encode(_text(data), data)
+    cut = len(tokens) - int(len(tokens) * data.holdout)
+    windows = Windows(tokens[:cut], config.model.context), Windows(tokens[cut:], config.model.context)
+    if not len(windows[0]):
+        raise UserError(f"the data has {len(tokens)} tokens: too few for model.context = {config.model.context}")
+    return Dataset(*windows, vocabulary=vocabulary)
+
+
+def _text(data: DataConfig) -> bytes:
+    if data.kind == "hf":
+        return _hf(data)
+    if data.kind == "stdlib":
+        return b"\n".join(path.read_bytes() for path in stdlib_files())[: data.cap]
+    return b"\n".join(path.read_bytes() for path in find(data.files))
+
+
+def find(patterns: list[str]) -> list[Path]:
+    """The files that names and globs stand for, in the order given, each glob sorted."""
+    found = []
+    for pattern in patterns:
+        names = sorted(glob.glob(pattern, recursive=True))
+        files = [Path(name) for name in names if Path(name).is_file()]
+        if not files:
+            raise UserError(f"data.files: no file matches {pattern!r}")
+        found += files
+    if not found:
+        raise UserError("data.files is empty: name the files to train on")
+    return found
+
+
+def stdlib_files() -> list[Path]:
+    """Python's own source text, which every machine has; not its tests, nor what was installed beside it."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    files = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    return [root / path for path in files if not skipped & set(path.parts)]
+
+
+def _mapped(data: DataConfig) -> tuple[Tokens, int]:
+    arrays = [_map(path, data.dtype) for path in find(data.files)]
+    tokens = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    largest = max((int(tokens[at : at + 2**24].max()) for at in range(0, len(tokens), 2**24)), default=0)
+    if data.vocabulary and largest >= data.vocabulary:
+        raise UserError(f"the data has token {largest}: data.vocabulary = {data.vocabulary} is too small")
+    return tokens, data.vocabulary or largest + 1
+
+
+def _map(path: Path, dtype: str) -> Tokens:
+    try:
+        tokens: Tokens = (
+            np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, dtype=dtype, mode="r")
+        )
+    except ValueError as error:
+        raise UserError(f"cannot map {path}: {error}") from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise UserError(f"{path} must hold one row of whole numbers, not {tokens.dtype} of shape {tokens.shape}")
+    return tokens
+
+
+def _hf(data: DataConfig) -> bytes:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError("data.kind = 'hf' needs datasets: pip install datasets") from error
+    if not data.dataset:
+        raise UserError("data.kind = 'hf' needs data.dataset: a name or a local path")
+    try:
+        stored: Any = (
+            datasets.load_from_disk(data.dataset)
+            if Path(data.dataset).is_dir()
+            else datasets.load_dataset(data.dataset)
+        )
+        rows = stored["train"] if isinstance(stored, dict) else stored
+        return "\n\n".join(rows[data.column]).encode()
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"cannot load data.dataset = {data.dataset!r}, column {data.column!r}: {error}") from error

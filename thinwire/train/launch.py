@@ -1,0 +1,128 @@
+"""The modes of a run: one process, several that it starts itself, torchrun, and separate sites over one line."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.train import place as places
+from thinwire.train.config import Config
+from thinwire.train.errors import UserError
+from thinwire.train.run import Order, PeerGone, run
+
+
+def under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def in_one_process(config: Config, order: Order) -> dict[str, Any] | None:
+    return run(config, places.alone(config), order)
+
+
+def in_torchrun(config: Config, order: Order) -> None:
+    try:
+        run(config, places.among_processes(config), order)
+    finally:
+        _leave_group()
+
+
+def as_site(config: Config, order: Order, address: str, worker: int) -> None:
+    try:
+        run(config, places.connected(config, address, worker), order)
+    finally:
+        _leave_group()
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def in_processes(config: Config, order: Order, count: int) -> None:
+    """Start `count` processes, pass on signals, and say once what went wrong in any of them."""
+    if config.workers % count:
+        raise UserError(f"workers = {config.workers} cannot be shared out evenly over --processes {count}")
+    context = multiprocessing.get_context("spawn")
+    troubles = context.SimpleQueue()
+    port = _free_port()
+    children = [
+        context.Process(target=_child, args=(config, order, rank, count, port, troubles)) for rank in range(count)
+    ]
+    with _forwarding(children):
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+    if not troubles.empty():
+        kind, text = troubles.get()
+        raise (UserError if kind == "user" else PeerGone)(text)
+    if any(child.exitcode for child in children):
+        codes = ", ".join(f"process {i}: {child.exitcode}" for i, child in enumerate(children) if child.exitcode)
+        raise PeerGone(f"a process ended with an error ({codes})")
+
+
+def _child(config: Config, order: Order, rank: int, count: int, port: int, troubles: Any) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    try:
+        run(config, places.among_processes(config), order)
+        _leave_group()
+    except UserError as error:
+        troubles.put(("user", str(error)))
+        os._exit(2)  # others may be waiting in a collective: do not wait for them
+    except PeerGone as error:
+        troubles.put(("peer", str(error)))
+        os._exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _forwarding(children: list[BaseProcess]) -> Iterator[None]:
+    """SIGTERM goes on to the children; Ctrl-C reaches them by itself, as they share the terminal."""
+
+    def forward(number: int, frame: Any) -> None:
+        for child in children:
+            if child.is_alive() and child.pid:
+                os.kill(child.pid, signal.SIGTERM)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, forward)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_folder(out: Path | None, method: str) -> Path:
+    """The folder of a new run: the one given, or the next free number under runs/."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {out}: {error.strerror or error}") from error
+        return out
+    number = 1
+    while True:
+        folder = Path("runs") / f"{method}-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,127 @@
+"""The training loop: the same for every mode and every method."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+import thinwire as tw
+from thinwire.report.metrics import Record
+from thinwire.train import optimizers
+from thinwire.train.config import Config
+from thinwire.train.data import Dataset
+from thinwire.train.errors import as_user_error
+from thinwire.train.ledger import Ledger
+from thinwire.train.methods import build_method
+from thinwire.train.place import Place
+from thinwire.train.resume import Keeper
+from thinwire.train.work import Team, evaluate
+
+
+class Trainer:
+    """One process's part of a run."""
+
+    def __init__(self, config: Config, place: Place, data: Dataset, team: Team, worker: Any) -> None:
+        self.config, self.place, self.data, self.team, self.work = config, place, data, team, worker
+        self.step = self.bytes_before = self.tokens_before = 0
+        self.seconds_before = 0.0
+        self.last: Record = {}
+
+    def method(self, section: dict[str, Any]) -> tw.Method:
+        return build_method(section, self.team.replicas[0].module)
+
+    def open_fleet(self, section: dict[str, Any]) -> None:
+        """Join the replicas; models and optimizers must have been loaded before."""
+        train = self.config.train
+        with as_user_error():
+            self.fleet = tw.Fleet(
+                self.team.replicas,
+                self.method(section),
+                self.place.transport,
+                offload=train.offload,
+                clip=train.clip or None,
+            )
+
+    def train(self, until: int, ledger: Ledger, keeper: Keeper) -> str:
+        """Go on to step `until`, or until somebody asks to stop. Returns why it stopped early, if it did."""
+        self.started, self.start_step = time.perf_counter(), self.step
+        why = ""
+        while self.step < until and not why:
+            record, losses = self.one_step()
+            why = ledger.add(record, losses)
+            if self._due(self.config.train.checkpoint_every) and self.step < until:
+                why = ledger.flush() or why
+                keeper.save(self)
+        return ledger.flush() or why
+
+    def one_step(self) -> tuple[Record, torch.Tensor]:
+        step, began = self.step + 1, time.perf_counter()
+        factor = optimizers.lr_factor(step, self.config.steps, self.config.schedule)
+        for replica in self.team.replicas:
+            optimizers.set_lr(replica.optimizers, factor, self.config.optimizer.lr)
+        losses = self.work.run(step)
+        computed = time.perf_counter()
+        self._fleet_step(first=self.step == self.start_step)
+        self.step, ended = step, time.perf_counter()
+        record = self._record(factor, computed - began, ended - began)
+        if self._due(self.config.train.eval_every) or step == self.config.steps:
+            record |= self.evaluate()
+        self.last = record
+        return record, losses
+
+    def _fleet_step(self, first: bool) -> None:
+        if first:  # here the workers compare what they are: what differs is the user's to mend
+            with as_user_error():
+                self.fleet.step()
+        else:
+            self.fleet.step()
+        self.fleet.zero_grad()
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def evaluate(self) -> Record:
+        """The held-out loss of the consensus."""
+        with self.fleet.evaluating():
+            held = self.held_loss()
+        return {} if held is None else {"val_loss": held}
+
+    def held_loss(self) -> float | None:
+        """The held-out loss of what the model holds now."""
+        module = self.team.modules[0]
+        module.eval()
+        try:
+            return evaluate(module, self.data, self.config, self.place)
+        finally:
+            module.train()
+
+    def _record(self, factor: float, compute: float, whole: float) -> Record:
+        seconds = time.perf_counter() - self.started
+        stats = self.fleet.stats()
+        tokens = self.tokens_per_step * (self.step - self.start_step)
+        return {
+            "step": self.step,
+            "lr": factor * self.config.optimizer.lr,
+            "tokens": self.tokens_before + tokens,
+            "bytes_sent": self.bytes_before + self.fleet.bytes_sent,
+            "wire_sent": self.fleet.wire_sent,
+            "wire_received": self.fleet.wire_received,
+            "seconds": self.seconds_before + seconds,
+            "step_seconds": whole,
+            "compute_seconds": compute,
+            "tokens_per_second": tokens / seconds,
+            "workers": self.config.workers,
+        } | _link(stats, seconds)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens (or images) that all workers use in one step, if all have this machine's batch."""
+        train = self.config.train
+        size = 1 if self.data.channels else self.config.model.context
+        return train.batch * train.accumulate * size * self.config.workers
+
+
+def _link(stats: Any, seconds: float) -> Record:
+    return {}

@@ -1,0 +1,153 @@
+"""The method section of a config: its keys are the arguments of the method's function, whichever that is."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+import thinwire as tw
+import thinwire.methods
+from thinwire.train.errors import UserError, as_user_error, nearest
+
+# what the trainer takes where a method has no default of its own
+DEFAULTS: dict[str, Any] = {"every": 16, "fragments": 2}
+
+# keys whose value is an object: written in a config as the constructor call that makes it
+OBJECTS = ("codec", "values", "outer")
+CONSTRUCTORS = ("Float32", "BFloat16", "Int8", "E3M0", "TwoBit", "TopK", "DCT", "Nesterov")
+
+COMMENTS = {
+    "every": "steps between two exchanges of the parameters",
+    "moments": 'periods of optimizer states, {exp_avg = 48}, or "half-life"; not set = 3x and 6x every',
+    "outer": 'outer step, "Nesterov(1.0, 0.9)"; not set = the plain mean',
+    "delay": "steps between sending and applying: the exchange hides behind them",
+    "outer_lr": "learning rate of the outer step",
+    "outer_momentum": "momentum of the outer step",
+    "codec": 'how it is written, "Int8()" or "DCT(TopK(32), 64)"; not set = fp32',
+    "values": "how kept values are written",
+    "fragments": "parts of the model that travel apart from each other (a number of groups of blocks)",
+    "mix": "share of the local parameters kept when a fragment lands",
+    "phases": "how many exchanges may be under way",
+    "chunk": "side (DCT) or length (top-k) of the blocks that are thinned",
+    "topk": "values kept of each block",
+    "decay": "decay of the momentum or residual buffer",
+    "variant": "paper, mean or consensus",
+}
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    """Every method of the library by name: the functions of `thinwire.methods` that return a Method."""
+    found = vars(thinwire.methods).items()
+    return {
+        name: f
+        for name, f in found
+        if inspect.isfunction(f) and f.__annotations__.get("return") in ("Method", tw.Method)
+    }
+
+
+def method_function(name: str) -> Callable[..., Any]:
+    known = methods()
+    if name not in known:
+        raise UserError(f"unknown method {name!r}: {nearest(name, known)}")
+    return known[name]
+
+
+def method_keys(name: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(method_function(name)).parameters)
+
+
+def comment_of(key: str, name: str) -> str:
+    return COMMENTS.get(key, f"argument of tw.{name}")
+
+
+def set_method_key(method: dict[str, Any], key: str, value: Any) -> None:
+    """Set one key of the method section; another name drops the keys that the new method does not have."""
+    if key == "name":
+        known = method_keys(str(value))
+        dropped = [k for k in method if k != "name" and k not in known]
+        for k in dropped:
+            del method[k]
+        method["name"] = value
+        return
+    known = method_keys(method["name"])
+    if key not in known:
+        raise UserError(
+            f"method {method['name']!r} has no key {key!r}: {nearest(key, known) if known else 'it has none'}"
+        )
+    method[key] = _checked(method["name"], key, value)
+
+
+def _checked(name: str, key: str, value: Any) -> Any:
+    """A value of the default's type; whole numbers may stand for reals."""
+    default = method_keys(name)[key].default
+    default = DEFAULTS.get(key) if default is inspect.Parameter.empty else default
+    if type(default) is float and type(value) is int:
+        return float(value)
+    plain = isinstance(default, (bool, int, float)) and key not in OBJECTS
+    if plain and type(value) is not type(default):
+        raise UserError(f"method.{key} = {value!r}: must be of type {type(default).__name__}")
+    return value
+
+
+def resolved_method(method: dict[str, Any]) -> dict[str, Any]:
+    """Every key of the method with its value, objects written as constructor calls."""
+    values = {}
+    for key, parameter in method_keys(method["name"]).items():
+        default = DEFAULTS.get(key) if parameter.default is inspect.Parameter.empty else parameter.default
+        value = method.get(key, default)
+        values[key] = repr(value) if key in OBJECTS and not isinstance(value, (str, type(None))) else value
+    return values
+
+
+def build_method(method: dict[str, Any], model: nn.Module) -> Any:
+    """The Method that the config describes, for this model."""
+    values = {key: _object(key, value, model) for key, value in resolved_method(method).items()}
+    with as_user_error():
+        return method_function(method["name"])(**values)
+
+
+def _object(key: str, value: Any, model: nn.Module) -> Any:
+    if key in OBJECTS and isinstance(value, str):
+        return construct(value)
+    if key == "fragments" and isinstance(value, int):
+        with as_user_error():
+            return tw.by_layer(model, value)
+    return value
+
+
+def construct(text: str) -> Any:
+    """A codec or an outer step from its constructor call; nothing but the known names and literals is read.
+
+    >>> construct("DCT(TopK(32), 64)")
+    DCT(inner=TopK(k=32, chunk=4096, values=Float32(), merge='senders'), chunk=64)
+    """
+    try:
+        with as_user_error():
+            return _evaluate(ast.parse(text, mode="eval").body, text)
+    except (SyntaxError, TypeError) as error:
+        raise UserError(
+            f"cannot read {text!r}: write a constructor call such as 'Int8()' or 'DCT(TopK(32), 64)'"
+        ) from error
+
+
+def _evaluate(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Name):
+        return getattr(tw, _known(node.id, text))()
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        arguments = [_evaluate(argument, text) for argument in node.args]
+        named = {k.arg: _evaluate(k.value, text) for k in node.keywords if k.arg}
+        return getattr(tw, _known(node.func.id, text))(*arguments, **named)
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise UserError(f"cannot read {text!r}: only numbers, texts and {', '.join(CONSTRUCTORS)}") from error
+
+
+def _known(name: str, text: str) -> str:
+    if name not in CONSTRUCTORS:
+        raise UserError(f"unknown name {name!r} in {text!r}: {nearest(name, CONSTRUCTORS)}")
+    return name

@@ -1,0 +1,121 @@
+"""Saving a run and taking it up again: bit for bit, or with another method or number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinwire.train import checkpoint, weights
+from thinwire.train.config import Config
+from thinwire.train.methods import resolved_method
+from thinwire.train.models import export_config
+from thinwire.train.place import Place
+from thinwire.train.progress import Talker
+
+if TYPE_CHECKING:
+    from thinwire.train.loop import Trainer
+
+
+class Keeper:
+    """Writes and reads this process's parts of the checkpoints of a run."""
+
+    def __init__(self, run: Path, config: Config, place: Place, talk: Talker) -> None:
+        self.run, self.config, self.place, self.talk = run, config, place, talk
+        suffix = f"-shard-{place.inner}" if place.inside > 1 else ""
+        self.parts = [f"worker-{worker}{suffix}" for worker in place.hosted]
+
+    def save(self, trainer: Trainer) -> None:
+        fleet = {"hosted": self.place.hosted, "fleet": trainer.fleet.state_dict()}
+        for index, part in enumerate(self.parts):
+            files = self._worker(trainer, index) | ({"fleet.pt": fleet} if index == 0 else {})
+            checkpoint.save_part(self.run, trainer.step, part, self.config.workers, files)
+        checkpoint.prune(self.run, self.parts, self.config.train.keep)
+
+    def _worker(self, trainer: Trainer, index: int) -> checkpoint.Files:
+        replica = trainer.team.replicas[index]
+        state = {
+            "optimizers": [weights.optimizer_state(optimizer) for optimizer in replica.optimizers],
+            "shard": trainer.team.shards[index].state_dict(),
+            "method": self._method(),
+            "bytes_before": trainer.bytes_before,
+            "bytes": trainer.bytes_before + trainer.fleet.bytes_sent,
+        }
+        described = export_config(replica.module)
+        files: checkpoint.Files = {"model.safetensors": weights.named(replica.module), "state.pt": state}
+        return files | ({"config.json": described} if described else {})
+
+    def _method(self) -> dict[str, Any]:
+        return {"name": self.config.method["name"], **resolved_method(self.config.method)}
+
+    # -- taking it up again ----------------------------------------------------------------------------------------
+
+    def restore(self, trainer: Trainer) -> None:
+        """Bring the trainer to the newest step that every process has whole, and open its fleet."""
+        step = trainer.step = checkpoint.agree(self.place.notes.exchange(self._usable()))
+        workers = checkpoint.workers_of(self.run, step)
+        if workers != self.config.workers:
+            self._from_the_mean(trainer, step)
+            self._say_change(f"workers {workers} -> {self.config.workers}")
+            return
+        stored = [checkpoint.load_part(self.run, step, part) for part in self.parts]
+        for index, files in enumerate(stored):
+            self._load_worker(trainer, index, files)
+        self._open_fleet(trainer, stored[0])
+
+    def _usable(self) -> list[int]:
+        """Steps that are whole here; a line for each that is not, down to the newest that is."""
+        good: list[int] = []
+        for step in checkpoint.steps_in(self.run):
+            same = checkpoint.workers_of(self.run, step) in (None, self.config.workers)
+            try:
+                for part in self.parts if same else checkpoint.parts_in(self.run, step):
+                    checkpoint.verify(self.run, step, part)
+                good.append(step)
+            except checkpoint.Damaged as error:
+                if not good:
+                    self.talk.say(f"refused {error}; looking for the one before")
+        return good
+
+    def _load_worker(self, trainer: Trainer, index: int, files: checkpoint.Files) -> None:
+        replica, state = trainer.team.replicas[index], files["state.pt"]
+        weights.load(replica.module, files["model.safetensors"])
+        for optimizer, part in zip(replica.optimizers, state["optimizers"], strict=True):
+            weights.load_optimizer(optimizer, part)
+        trainer.team.shards[index].load_state_dict(state["shard"])
+
+    def _open_fleet(self, trainer: Trainer, first: checkpoint.Files) -> None:
+        stored = first["state.pt"]["method"]
+        trainer.bytes_before = first["state.pt"]["bytes_before"]
+        trainer.open_fleet(stored)
+        trainer.fleet.load_state_dict(first["fleet.pt"]["fleet"])
+        if stored != self._method():
+            trainer.fleet.switch(trainer.method(self.config.method))
+            self._mean_moments(trainer)
+            self._say_change(f"method {stored['name']} -> {self.config.method['name']}")
+
+    def _mean_moments(self, trainer: Trainer) -> None:
+        states = self._mean_state(trainer.step)["state.pt"]["optimizers"]
+        for replica in trainer.team.replicas:
+            for optimizer, state in zip(replica.optimizers, states, strict=True):
+                weights.load_optimizer(optimizer, state)
+
+    def _from_the_mean(self, trainer: Trainer, step: int) -> None:
+        """Another number of workers: all start from the mean of those stored here."""
+        merged = self._mean_state(step)
+        for index in range(len(self.parts)):
+            self._load_worker(trainer, index, merged)
+        trainer.bytes_before = merged["state.pt"]["bytes"]
+        trainer.open_fleet(self.config.method)
+
+    def _mean_state(self, step: int) -> checkpoint.Files:
+        """One worker's files with the mean of all parts on this disk."""
+        stored = [checkpoint.load_part(self.run, step, part) for part in checkpoint.parts_in(self.run, step)]
+        states = [files["state.pt"] for files in stored]
+        moments = [weights.mean_optimizer(list(each)) for each in zip(*(s["optimizers"] for s in states), strict=True)]
+        tensors = weights.mean([files["model.safetensors"] for files in stored])
+        return {"model.safetensors": tensors, "state.pt": states[0] | {"optimizers": moments}}
+
+    def _say_change(self, what: str) -> None:
+        self.talk.say(f"{what}: parameters are equal on all workers now")
+        self.talk.say(f"{what}: optimizer moments are the mean of the parts on this disk")
+        self.talk.say(f"{what}: residuals and outer momentum start anew")

@@ -1,0 +1,208 @@
+"""One run in one process: set up, train, save, and say what came of it."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import json
+import platform
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import thinwire as tw
+from thinwire.report import metrics
+from thinwire.train import checkpoint, data, toml, weights
+from thinwire.train.config import Config, shared
+from thinwire.train.errors import UserError
+from thinwire.train.ledger import Ledger
+from thinwire.train.loop import Trainer
+from thinwire.train.models import export_config
+from thinwire.train.place import Place
+from thinwire.train.progress import Talker, talker
+from thinwire.train.resume import Keeper
+from thinwire.train.summary import show, summarise
+from thinwire.train.work import Work, build_team
+
+PACKAGES = ("thinwire", "torch", "numpy", "safetensors", "tokenizers", "transformers", "datasets", "torchft", "plotly")
+
+
+@dataclass
+class Order:
+    """What the command line asks of a run, beside its config."""
+
+    folder: Path
+    resume: bool = False
+    stop_at: int | None = None
+    quiet: bool = False  # a comparison shows one table for all its runs
+
+
+def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
+    """Train; the summary of a run that reached its last step, else None."""
+    data.resolve(config)
+    _compare(config, place)
+    dataset = data.load(config)
+    team = build_team(config, place, dataset)
+    config.parameters = sum(p.numel() for p in team.replicas[0].module.parameters() if p.requires_grad)
+    trainer = Trainer(config, place, dataset, team, Work(team, config, place))
+    with _claimed(order.folder, place, order.resume):
+        talk = talker(place.writes and not order.quiet, config.steps, trainer.step)
+        try:
+            return _run(trainer, order, talk)
+        finally:
+            talk.close()
+
+
+def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
+    config, place = trainer.config, trainer.place
+    keeper = Keeper(order.folder, config, place, talk)
+    if order.resume:
+        keeper.restore(trainer)
+        talk.say(f"resumed {order.folder} at step {trainer.step}")
+    else:
+        trainer.open_fleet(config.method)
+    sinks = _sinks(trainer, order.folder, talk) if place.writes else []
+    every = 1 if place.notes.processes == 1 and place.device.type == "cpu" else config.logging.every
+    ledger = Ledger(place.notes, every, sinks, talk.show)
+    until = min(config.steps, order.stop_at or config.steps)
+    with _stopping_on_signals(ledger, place):
+        try:
+            why = trainer.train(until, ledger, keeper)
+        except tw.PeerLost as error:
+            return _lost(trainer, ledger, keeper, error)
+    keeper.save(trainer)
+    ledger.close()
+    if trainer.step < config.steps:
+        reason = why or f"--stop-at {order.stop_at}"
+        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")
+        return None
+    return _finish(trainer, order, talk)
+
+
+def _lost(trainer: Trainer, ledger: Ledger, keeper: Keeper, error: tw.PeerLost) -> None:
+    """A peer is gone: keep what there is, and say who."""
+    ledger.write_own()
+    ledger.close()
+    keeper.save(trainer)
+    folder = checkpoint.folder_of(keeper.run, trainer.step)
+    raise PeerGone(f"stopped after step {trainer.step}: {error}; saved {folder}") from error
+
+
+class PeerGone(Exception):
+    """The run ended because a peer did; the text names it."""
+
+
+def _finish(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any]:
+    """Take the last steps into the weights, export them, and report."""
+    trainer.fleet.finish()
+    summary = summarise(trainer)
+    tensors = weights.whole(trainer.team.replicas[0].module)
+    if trainer.place.writes:
+        _export(trainer, order.folder, tensors)
+        (order.folder / "summary.json").write_text(json.dumps(summary, indent=2))
+        report = _report(trainer.config, order.folder, talk)
+        if not order.quiet:
+            talk.close()
+            show(summary, order.folder, report)
+    return summary
+
+
+def _export(trainer: Trainer, folder: Path, tensors: Any) -> None:
+    described = export_config(trainer.team.replicas[0].module)
+    files = {"model.safetensors": tensors} | ({"config.json": described} if described else {})
+    target = folder / "model"
+    target.mkdir(exist_ok=True)
+    for name, content in files.items():
+        checkpoint.write_file(target / name, content)
+
+
+def _report(config: Config, folder: Path, talk: Talker) -> Path | None:
+    if not config.logging.report:
+        return None
+    try:
+        from thinwire.report.page import write_run
+    except ImportError as error:
+        talk.say(f"no report.html: {error.name} is not installed (pip install 'thinwire[train]')")
+        return None
+    return write_run(folder)
+
+
+def _compare(config: Config, place: Place) -> None:
+    """Refuse to start where workers disagree, with both sides' values."""
+    mine, everybody = shared(config), place.notes.exchange(shared(config))
+    for process, theirs in enumerate(everybody):
+        differing = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
+        if differing:
+            key = differing[0]
+            who = f"this process has {mine.get(key)!r}, process {process} has {theirs.get(key)!r}"
+            raise UserError(f"workers disagree on {key}: {who}; give all the same (local keys may differ with --local)")
+
+
+@contextmanager
+def _claimed(folder: Path, place: Place, resume: bool) -> Iterator[None]:
+    """The run folder is this run's alone while it goes."""
+    if not place.writes:
+        yield
+        return
+    if not resume and (folder / "metrics.jsonl").exists():
+        raise UserError(f"{folder} holds a run already: thinwire train --resume {folder}, or another --out")
+    lock: IO[str]
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder} is in use by another run: give each worker its own --out") from error
+        yield
+
+
+def _sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
+    """Where records go; what came after the checkpoint is dropped, since it will be written again."""
+    config = trainer.config
+    last = metrics.cut_after(folder / "metrics.jsonl", trainer.step)
+    if last:
+        trainer.seconds_before, trainer.tokens_before = last["seconds"], last["tokens"]
+    (folder / "config.toml").write_text(toml.dump(config))
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=2))
+    sinks: list[metrics.Sink] = [metrics.Lines(folder / "metrics.jsonl")]
+    if config.logging.tensorboard:
+        sinks += _optional(lambda: metrics.TensorBoard(folder / "tensorboard"), "TensorBoard", talk)
+    if config.logging.wandb:
+        sinks += _optional(lambda: metrics.WandB(config.logging.wandb, folder, asdict(config)), "W&B", talk)
+    return sinks
+
+
+def _optional(make: Any, name: str, talk: Talker) -> list[metrics.Sink]:
+    try:
+        return [make()]
+    except ImportError as error:
+        talk.say(f"no {name}: {error.name} is not installed")
+        return []
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@contextmanager
+def _stopping_on_signals(ledger: Ledger, place: Place) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask all workers to stop after the same step; a second Ctrl-C ends this process at once."""
+
+    def ask(number: int, frame: Any) -> None:
+        ledger.stop_asked = f"{signal.Signals(number).name} on worker {place.hosted[0]}"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

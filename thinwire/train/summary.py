@@ -1,0 +1,78 @@
+"""What came of a run: its loss, its bytes, and the same for DDP."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import thinwire as tw
+from thinwire import units
+
+if TYPE_CHECKING:
+    from thinwire.train.loop import Trainer
+
+
+def summarise(trainer: Trainer) -> dict[str, Any]:
+    """The numbers of a finished run; the loss is that of the exported weights, on held-out data where there is some."""
+    config, last = trainer.config, trainer.last
+    loss = trainer.held_loss()
+    loss = last["loss"] if loss is None else loss
+    ddp = tw.cost(tw.ddp(), trainer.team.replicas[0].module, config.workers).bytes(config.steps)
+    return {
+        "method": config.method["name"],
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bytes_sent": last["bytes_sent"],
+        "bytes_ddp": ddp,
+        "bytes_vs_ddp": last["bytes_sent"] / ddp,
+        "wire_sent": last["wire_sent"],
+        "wire_received": last["wire_received"],
+        "seconds": last["seconds"],
+        "steps": config.steps,
+        "tokens": last["tokens"],
+        "workers": config.workers,
+        "parameters": config.parameters,
+    }
+
+
+def rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The closing table, label and value."""
+    ratio = summary["bytes_ddp"] / summary["bytes_sent"] if summary["bytes_sent"] else math.inf
+    return [
+        ("method", summary["method"]),
+        ("held-out loss", f"{summary['loss']:.4f}"),
+        ("perplexity", f"{summary['perplexity']:.3f}"),
+        ("bytes sent per worker", units.show_size(summary["bytes_sent"])),
+        ("the same for DDP", units.show_size(summary["bytes_ddp"])),
+        ("ratio", f"{ratio:.1f}x fewer"),
+        ("time", units.show_duration(summary["seconds"])),
+    ]
+
+
+def show(summary: dict[str, Any], folder: Path, report: Path | None) -> None:
+    """The end of a run, on stdout."""
+    print_table(rows(summary))
+    print(f"run     {folder}")
+    if report:
+        print(f"report  {report}")
+    print(f"\nOn two machines, this one at {address()}:")
+    for worker, place in enumerate(("here", "there")):
+        print(f"  thinwire train --connect {address()}:29500 --worker {worker} --workers 2   # {place}")
+
+
+def print_table(pairs: list[tuple[str, str]]) -> None:
+    width = max(len(label) for label, _ in pairs)
+    for label, value in pairs:
+        print(f"{label:<{width}}  {value}")
+
+
+def address() -> str:
+    """The address by which others most likely reach this machine: that of its default route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address; connecting UDP sends nothing
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
