@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 import thinwire as tw
+from thinwire.cost import Cost
 from thinwire.plan import failures
 from thinwire.plan.method import Sketch, round_seconds, utilization
 from thinwire.plan.quality import quality
@@ -121,7 +122,7 @@ class Advisor:
     def __init__(self, site: Site, tokens: int, limits: Limits = UNLIMITED, trouble: Trouble | None = None) -> None:
         self.site, self.tokens, self.limits, self.trouble = site, tokens, limits, trouble
         self.model: nn.Module = Sketch(site.parameters, site.layers)
-        self.compute = Compute(site.step_times, site.layers)
+        self.compute = Compute(site.step_times)
 
     def table(self) -> list[Row]:
         return [self.assess(setting) for setting in settings(self.site.layers)]
@@ -150,7 +151,7 @@ class Advisor:
             goodput=self._goodput(price, period(setting)),
         )
 
-    def price(self, setting: Setting) -> tw.Cost:
+    def price(self, setting: Setting) -> Cost:
         return tw.cost(build_method(setting, self.model), self.model, self.site.workers)
 
     def recommend(self) -> Row | None:
@@ -178,7 +179,7 @@ class Advisor:
                 found += [setting | {"every": every} for every in longer] or [setting]
         return found
 
-    def _flow(self, price: tw.Cost, share: float) -> dict[str, float]:
+    def _flow(self, price: Cost, share: float) -> dict[str, float]:
         """Bytes a day and seconds for the token budget."""
         step = self.site.step_time / share
         steps = max(1, round(DAY / step))
@@ -186,13 +187,13 @@ class Advisor:
         needed = self.tokens / (self.site.batch_tokens * self.site.workers)
         return {"sent_per_day": sent, "received_per_day": received, "seconds": needed * step}
 
-    def _fits(self, price: tw.Cost, offload: bool) -> bool:
+    def _fits(self, price: Cost, offload: bool) -> bool:
         device, host = price.memory(offload)
         device += TRAINING_BYTES * self.site.parameters
         limits = self.limits
         return (limits.device is None or device <= limits.device) and (limits.host is None or host <= limits.host)
 
-    def _goodput(self, price: tw.Cost, every: int) -> dict[str, float] | None:
+    def _goodput(self, price: Cost, every: int) -> dict[str, float] | None:
         if self.trouble is None:
             return None
         site, link = self.site, self.site.links[0]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import thinwire as tw
+from thinwire.cost import Cost, RowCost
 from thinwire.plan.timeline import Array, Compute, Event, Link, Message, Timeline, seconds_on_line
 
 ROUNDS = 40  # rounds of the rarest row that a prediction plays: the first ones then no longer matter
@@ -22,9 +22,9 @@ _WIDTH = 1024  # columns of the matrices in a sketched block, a multiple of ever
 # Latencies of one exchange, one after another: a ring passes 2(M-1) times, a ring gather M-1 times; a two-shot
 # exchange sends all its first parts at once and gathers the second ones.
 LEGS: dict[str, Callable[[int], int]] = {
-    "all-reduce": lambda workers: 2 * (workers - 1),
+    "mean": lambda workers: 2 * (workers - 1),
     "gather": lambda workers: workers - 1,
-    "two-shot": lambda workers: workers,
+    "two_shot": lambda workers: workers,
 }
 
 
@@ -49,22 +49,22 @@ class Sketch(nn.Module):
 
 @dataclass(frozen=True)
 class Overhead:
-    """What the bare link model leaves out, per exchange.
+    """What the bare link model leaves out; see `bench/plan_vs_real.py` for where the numbers are from.
 
-    `framing`  bytes on the wire per byte of the message: headers of the protocols
-    `start`    seconds to set up an exchange, beyond the line's latency
-    `copying`  seconds of the worker's own time per byte of the fp32 tensors it packs, and again to unpack them
+    `framing`   bytes on the wire per byte of the message: headers of the protocols
+    `start`     seconds of the worker's own time for any exchange, however small, at both ends
+    `handling`  seconds of it per byte of the fp32 tensors, to pack or to unpack
     """
 
     framing: float = 1.0
     start: float = 0.0
-    copying: float = 0.0
+    handling: float = 0.0
 
 
 NONE = Overhead()
 
 
-def events(price: tw.Cost, workers: int, steps: int, overhead: Overhead = NONE) -> Iterator[Event]:
+def events(price: Cost, workers: int, steps: int, overhead: Overhead = NONE) -> Iterator[Event]:
     """The messages of `steps` optimizer steps; step t of the engine, counted from 1, is step t - 1 here."""
     for number, row in enumerate(price.rows):
         if not row.bytes:
@@ -74,22 +74,24 @@ def events(price: tw.Cost, workers: int, steps: int, overhead: Overhead = NONE) 
             yield Event(step - 1, message, row.when.delay, row=number)
 
 
-def _message(row: tw.Priced, workers: int, overhead: Overhead) -> Message:
+def _message(row: RowCost, workers: int, overhead: Overhead) -> Message:
+    first = row.bytes * (workers - 1) / workers
     return Message(
         sent=row.sent * overhead.framing,
         received=row.received * overhead.framing,
         legs=LEGS[row.kind](workers),
+        second=1 - first / row.sent if row.kind == "two_shot" else 0.0,
     )
 
 
-def utilization(price: tw.Cost, compute: Compute, links: Sequence[Link], overhead: Overhead = NONE) -> Array:
+def utilization(price: Cost, compute: Compute, links: Sequence[Link], overhead: Overhead = NONE) -> Array:
     """Compute time over wall time in the long run, for each bandwidth of the links."""
     workers = len(compute.step_times)
     steps = ROUNDS * max(row.when.period for row in price.rows)
     return Timeline(compute, links).utilization(events(price, workers, steps, overhead), steps)
 
 
-def round_seconds(price: tw.Cost, links: Sequence[Link], workers: int, every: int) -> float:
+def round_seconds(price: Cost, links: Sequence[Link], workers: int, every: int) -> float:
     """Seconds of exchange per `every` steps, were nothing hidden: rows that meet less often count in part."""
     seconds = 0.0
     for row in price.rows:

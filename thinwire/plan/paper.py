@@ -136,7 +136,9 @@ def events(schedule: Schedule, model: Model, steps: int) -> Iterator[Event]:
 def utilization(schedule: Schedule, model: Model, steps: int) -> Array:
     """At each point of the grid."""
     rates = GRID * 1e9 / 8
-    timeline = Timeline(Compute([model.step_time], model.layers), [Link(rates, rates)])
+    # The papers divide their step time by three nodes a layer, though the first layer has only two.
+    step_time = model.step_time * (1 - 1 / (3 * model.layers))
+    timeline = Timeline(Compute([step_time], model.layers), [Link(rates, rates)])
     return timeline.utilization(events(schedule, model, steps), steps)
 
 

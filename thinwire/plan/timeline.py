@@ -3,7 +3,7 @@
 Everything is max and plus, so the time a run takes never falls when a message gets larger or a link slower.
 All bandwidths of a sweep are simulated at once: times are arrays over scenarios (the leading axis, S).
 A step is the papers': forward first to last, then backward last to first, each layer's activations before its
-parameters (the first layer has no backward of activations), a third of a layer's time each.
+parameters (the first layer has no backward of activations), equally long each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Message:
-    """What one exchange moves per worker, how many latencies it takes, and what the processor does for it."""
+    """What one exchange moves per worker, and how.
+
+    `legs`      latencies one after another
+    `handling`  seconds of the worker's own time before the message leaves, and again when it has landed
+    `second`    the part of the bytes that travels in a second leg, which a worker starts only between two steps
+    """
 
     sent: float
     received: float
     legs: int = 0
-    pack: float = 0.0  # seconds of the worker's own time before the message leaves
-    unpack: float = 0.0  # and after it has landed
+    handling: float = 0.0
+    second: float = 0.0
 
 
 def seconds_on_line(links: Sequence[Link], message: Message) -> Array:
@@ -64,15 +69,20 @@ class Event:
 
 @dataclass(frozen=True)
 class Compute:
-    """What a worker's step is made of: seconds a step for each worker, and layers."""
+    """What a worker's step is made of: seconds of compute in a step for each worker, and layers."""
 
     step_times: Sequence[float]
     layers: int = 1
 
     @property
+    def busy(self) -> Array:
+        """Seconds of compute in a step, [W]."""
+        return np.asarray(self.step_times, dtype=float)
+
+    @property
     def unit(self) -> Array:
         """Seconds of one node (forward, backward of activations, backward of parameters) of one layer, [W]."""
-        return np.asarray(self.step_times, dtype=float) / (3 * self.layers)
+        return self.busy / (3 * self.layers - 1)
 
     @property
     def backward_ends(self) -> Array:
@@ -80,11 +90,6 @@ class Compute:
         nodes = 2.0 * (self.layers - np.arange(self.layers))
         nodes[0] -= 1  # nothing lies below the first layer
         return self.unit[:, None] * nodes
-
-    @property
-    def busy(self) -> Array:
-        """Seconds of compute in a step, [W]."""
-        return self.unit * (3 * self.layers - 1)
 
 
 @dataclass
@@ -160,13 +165,19 @@ class Timeline:
             self._ready[id(event)] = ready
 
     def _launch(self, event: Event) -> None:
-        self.clock = self.clock + event.message.pack
+        self.clock = self.clock + event.message.handling
         enters = self.clock.max(axis=1, keepdims=True)  # an exchange starts when the last worker is there
         self._ready[id(event)] = self._carry(enters, event.message, 1)
 
     def _land(self, event: Event) -> None:
-        ready = self._ready.pop(id(event))
-        self.clock = np.maximum(self.clock, ready) + event.message.unpack
+        """Wait for a message. Its second leg starts at the end of a step: at the last one, or one step late."""
+        ready, second = self._ready.pop(id(event)), event.message.second
+        if second and event.slack == 1:
+            rest = second * seconds_on_line(self.links, event.message)[..., None]
+            ready = np.maximum(ready, self.clock + rest)
+        elif second and event.slack > 1:
+            ready = ready + self.compute.busy.max()
+        self.clock = np.maximum(self.clock, ready) + event.message.handling
 
     def _carry(self, enters: Array, message: Message, pieces: int) -> Array:
         """Serve a message in equal pieces, in order, after all that came before: when each arrives, [S, pieces]."""
