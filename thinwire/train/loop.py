@@ -17,16 +17,17 @@ from thinwire.train.ledger import Ledger
 from thinwire.train.methods import build_method
 from thinwire.train.place import Place
 from thinwire.train.resume import Keeper
-from thinwire.train.work import Team, evaluate
+from thinwire.train.work import Team, Work, evaluate
 
 
 class Trainer:
     """One process's part of a run."""
 
-    def __init__(self, config: Config, place: Place, data: Dataset, team: Team, worker: Any) -> None:
-        self.config, self.place, self.data, self.team, self.work = config, place, data, team, worker
+    def __init__(self, config: Config, place: Place, data: Dataset, team: Team, work: Work) -> None:
+        self.config, self.place, self.data, self.team, self.work = config, place, data, team, work
         self.step = self.bytes_before = self.tokens_before = 0
-        self.seconds_before = 0.0
+        self.seconds_before = self.waited = self.hidden = 0.0
+        self.drift: Record = {}
         self.last: Record = {}
 
     def method(self, section: dict[str, Any]) -> tw.Method:
@@ -62,10 +63,9 @@ class Trainer:
         for replica in self.team.replicas:
             optimizers.set_lr(replica.optimizers, factor, self.config.optimizer.lr)
         losses = self.work.run(step)
-        computed = time.perf_counter()
         self._fleet_step(first=self.step == self.start_step)
-        self.step, ended = step, time.perf_counter()
-        record = self._record(factor, computed - began, ended - began)
+        self.step = step
+        record = self._record(factor, time.perf_counter() - began)
         if self._due(self.config.train.eval_every) or step == self.config.steps:
             record |= self.evaluate()
         self.last = record
@@ -97,9 +97,8 @@ class Trainer:
         finally:
             module.train()
 
-    def _record(self, factor: float, compute: float, whole: float) -> Record:
+    def _record(self, factor: float, whole: float) -> Record:
         seconds = time.perf_counter() - self.started
-        stats = self.fleet.stats()
         tokens = self.tokens_per_step * (self.step - self.start_step)
         return {
             "step": self.step,
@@ -110,10 +109,24 @@ class Trainer:
             "wire_received": self.fleet.wire_received,
             "seconds": self.seconds_before + seconds,
             "step_seconds": whole,
-            "compute_seconds": compute,
             "tokens_per_second": tokens / seconds,
-            "workers": self.config.workers,
-        } | _link(stats, seconds)
+        } | self._link(whole, seconds)
+
+    def _link(self, whole: float, seconds: float) -> Record:
+        """What the exchange cost this step, and what the workers' drifts looked like where it met."""
+        stats = dict(self.fleet.stats())
+        waited, hidden = stats["waited"] - self.waited, stats["hidden"] - self.hidden
+        self.waited, self.hidden = stats["waited"], stats["hidden"]
+        drift = {key: stats[key] for key in ("drift_norm", "drift_cosine") if stats[key] is not None}
+        met, self.drift = drift != self.drift, drift
+        return {
+            # of one worker: those hosted here take turns
+            "compute_seconds": (whole - waited) / len(self.place.hosted),
+            "waited_seconds": waited,
+            "hidden_seconds": hidden,
+            "waited_share": self.waited / seconds,
+            "workers": stats["participants"] or self.config.workers,
+        } | (drift if met else {})
 
     @property
     def tokens_per_step(self) -> int:
@@ -121,7 +134,3 @@ class Trainer:
         train = self.config.train
         size = 1 if self.data.channels else self.config.model.context
         return train.batch * train.accumulate * size * self.config.workers
-
-
-def _link(stats: Any, seconds: float) -> Record:
-    return {}

@@ -18,6 +18,7 @@ from thinwire.report import metrics
 from thinwire.train import checkpoint, data, toml, weights
 from thinwire.train.config import Config, shared
 from thinwire.train.errors import UserError
+from thinwire.train.graphs import work_for
 from thinwire.train.ledger import Ledger
 from thinwire.train.loop import Trainer
 from thinwire.train.models import export_config
@@ -25,7 +26,7 @@ from thinwire.train.place import Place
 from thinwire.train.progress import Talker, talker
 from thinwire.train.resume import Keeper
 from thinwire.train.summary import show, summarise
-from thinwire.train.work import Work, build_team
+from thinwire.train.work import build_team
 
 PACKAGES = ("thinwire", "torch", "numpy", "safetensors", "tokenizers", "transformers", "datasets", "torchft", "plotly")
 
@@ -47,7 +48,7 @@ def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
     dataset = data.load(config)
     team = build_team(config, place, dataset)
     config.parameters = sum(p.numel() for p in team.replicas[0].module.parameters() if p.requires_grad)
-    trainer = Trainer(config, place, dataset, team, Work(team, config, place))
+    trainer = Trainer(config, place, dataset, team, work_for(team, config, place))
     with _claimed(order.folder, place, order.resume):
         talk = talker(place.writes and not order.quiet, config.steps, trainer.step)
         try:

@@ -1,0 +1,231 @@
+"""The charts of the page, by plotly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+if TYPE_CHECKING:
+    from thinwire.report.page import Run
+
+COLOURS = ("#3b5bdb", "#f76707", "#0ca678", "#e64980", "#7048e8", "#f59f00", "#1098ad", "#868e96", "#a61e4d", "#5c940d")
+COMPUTE, WAITING, HIDDEN = "#4c6ef5", "#fa5252", "#ffd43b"
+AXES = {
+    "steps": ("step", "optimizer steps"),
+    "tokens": ("tokens", "tokens, all workers"),
+    "bytes": ("bytes_sent", "bytes sent per worker"),
+    "time": ("seconds", "seconds"),
+}
+SHOWN_STEPS = 48  # of the time lines: enough for some rounds, few enough to see a step
+
+
+def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
+    figure.update_layout(
+        template="plotly_white",
+        height=height,
+        margin={"l": 64, "r": 24, "t": 24, "b": 56},
+        font={"family": "system-ui, sans-serif", "size": 13, "color": "#343a40"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        hoverlabel={"font": {"family": "system-ui, sans-serif"}},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        **layout,
+    )
+    figure.update_xaxes(gridcolor="#e9ecef", zeroline=False)
+    figure.update_yaxes(gridcolor="#e9ecef", zeroline=False)
+    return figure
+
+
+def smooth(values: list[float], keep: float = 0.9) -> list[float]:
+    """A running mean that forgets; the first values count in full."""
+    out, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = keep * total + value, keep * weight + 1
+        out.append(total / weight)
+    return out
+
+
+def loss(runs: list[Run]) -> go.Figure:
+    """Training (smoothed) and held-out loss; buttons choose what they are drawn against."""
+    figure, sources = go.Figure(), []
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        held = [record for record in run.records if "val_loss" in record]
+        curve = smooth([record["loss"] for record in run.records])
+        sources += [run.records, held]
+        thin = {"color": colour, "width": 1.5}
+        figure.add_scatter(
+            x=_column(run.records, "step"),
+            y=curve,
+            name=f"{run.label}, training",
+            legendgroup=run.label,
+            line=thin,
+            opacity=0.55,
+        )
+        bold = {"color": colour, "width": 2.5}
+        figure.add_scatter(
+            x=_column(held, "step"),
+            y=_column(held, "val_loss"),
+            name=f"{run.label}, held-out",
+            legendgroup=run.label,
+            mode="lines+markers",
+            line=bold,
+        )
+    _styled(figure, 460, hovermode="x unified", yaxis_title="loss", xaxis_title=AXES["steps"][1])
+    figure.update_layout(updatemenus=[_axis_buttons(sources)])
+    return figure
+
+
+def _axis_buttons(sources: list[list[Any]]) -> dict[str, Any]:
+    buttons = []
+    for label, (key, title) in AXES.items():
+        # bytes differ by orders of magnitude between methods; zeros, before the first exchange, have no logarithm
+        scale = "log" if key == "bytes_sent" else "linear"
+        data = [[record[key] or None for record in records] for records in sources]
+        buttons.append(
+            {
+                "label": label,
+                "method": "update",
+                "args": [{"x": data}, {"xaxis.title.text": title, "xaxis.type": scale}],
+            }
+        )
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 1,
+        "xanchor": "right",
+        "y": 1.16,
+        "buttons": buttons,
+        "showactive": True,
+    }
+
+
+def pareto(runs: list[Run]) -> go.Figure:
+    """Loss against bytes: where a run stood at each evaluation, and where it ended."""
+    figure = go.Figure()
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        held = [record for record in run.records if "val_loss" in record and record["bytes_sent"]]
+        figure.add_scatter(
+            x=_column(held, "bytes_sent"),
+            y=_column(held, "val_loss"),
+            mode="lines",
+            line={"color": colour, "width": 1, "dash": "dot"},
+            showlegend=False,
+            hoverinfo="skip",
+        )
+        end_x, end_y = _end(run)
+        figure.add_scatter(
+            x=[end_x],
+            y=[end_y],
+            mode="markers+text",
+            text=[run.label],
+            textposition="top center",
+            name=run.label,
+            marker={"color": colour, "size": 14, "line": {"color": "white", "width": 2}},
+            showlegend=False,
+        )
+    if len(runs) == 1 and runs[0].summary:
+        figure.add_vline(
+            x=runs[0].summary["bytes_ddp"], line={"color": "#adb5bd", "dash": "dash"}, annotation_text="DDP would send"
+        )
+    _styled(figure, 420, xaxis_title="bytes sent per worker (log)", yaxis_title="held-out loss")
+    figure.update_xaxes(type="log")
+    return figure
+
+
+def _end(run: Run) -> tuple[float, float]:
+    last = run.records[-1]
+    return last["bytes_sent"] or 1, run.summary.get("loss", last["loss"])
+
+
+def timeline(runs: list[Run]) -> go.Figure:
+    """The last steps of each run on the clock: what computed, what waited, what was hidden behind compute."""
+    figure = go.Figure()
+    bars: dict[str, list[tuple[str, float, float, int]]] = {
+        "compute": [],
+        "waiting for the link": [],
+        "exchange hidden behind compute": [],
+    }
+    for run in runs:
+        shown = run.records[-SHOWN_STEPS:]
+        origin = shown[0]["seconds"] - shown[0]["step_seconds"]
+        for record in shown:
+            _add_step(bars, run.label, record, origin)
+    for (name, entries), colour in zip(bars.items(), (COMPUTE, WAITING, HIDDEN), strict=True):
+        rows, starts, lengths, steps = (
+            (list(column) for column in zip(*entries, strict=True)) if entries else ([], [], [], [])
+        )
+        figure.add_bar(
+            y=rows,
+            base=starts,
+            x=lengths,
+            customdata=steps,
+            name=name,
+            orientation="h",
+            marker={"color": colour, "line": {"color": "white", "width": 0.6}},
+            hovertemplate="step %{customdata}: %{x:.4f} s<extra>" + name + "</extra>",
+        )
+    _styled(
+        figure,
+        140 + 64 * len(runs),
+        barmode="overlay",
+        xaxis_title=f"seconds, the last {SHOWN_STEPS} steps at most",
+        bargap=0.35,
+    )
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _add_step(
+    bars: dict[str, list[tuple[str, float, float, int]]], label: str, record: dict[str, Any], origin: float
+) -> None:
+    compute, waiting, hidden = bars.values()
+    waited = min(record["waited_seconds"], record["step_seconds"])
+    start = record["seconds"] - record["step_seconds"] - origin
+    computed = record["step_seconds"] - waited
+    compute.append((f"{label}, machine", start, computed, record["step"]))
+    if waited > 0:
+        waiting.append((f"{label}, machine", start + computed, waited, record["step"]))
+        waiting.append((f"{label}, link", start + computed, waited, record["step"]))
+    if record["hidden_seconds"] > 0:
+        end = start + computed
+        length = min(record["hidden_seconds"], end)
+        hidden.append((f"{label}, link", end - length, length, record["step"]))
+
+
+def drift(runs: list[Run]) -> go.Figure | None:
+    """Norm of the pseudo-gradients and the cosine between workers, exchange by exchange."""
+    figure = make_subplots(
+        rows=1, cols=2, subplot_titles=("norm of a worker's message", "mean cosine between two workers")
+    )
+    drawn = False
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        met = [record for record in run.records if "drift_norm" in record]
+        for column, key in enumerate(("drift_norm", "drift_cosine"), start=1):
+            with_key = [record for record in met if key in record]
+            figure.add_scatter(
+                x=_column(with_key, "step"),
+                y=_column(with_key, key),
+                name=run.label,
+                legendgroup=run.label,
+                showlegend=column == 1,
+                mode="lines+markers",
+                line={"color": colour},
+                marker={"size": 4},
+                row=1,
+                col=column,
+            )
+        drawn = drawn or bool(met)
+    _styled(figure, 380)
+    figure.update_layout(margin={"t": 64}, legend={"y": 1.12})
+    figure.update_xaxes(title_text="optimizer steps")
+    return figure if drawn else None
+
+
+def _colours(runs: list[Run]) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+
+
+def _column(records: list[Any], key: str) -> list[Any]:
+    return [record[key] for record in records]

@@ -1,0 +1,150 @@
+"""`report.html`: one self-contained page for a run or a comparison, which opens offline."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from thinwire import units
+from thinwire.report import figures, metrics
+from thinwire.train.errors import UserError
+
+
+@dataclass
+class Run:
+    """What the page knows of one run."""
+
+    label: str
+    records: list[metrics.Record]
+    summary: dict[str, Any]
+    config: str
+
+
+def write(folder: Path) -> Path:
+    """The page of whatever the folder holds."""
+    if (folder / "compare.json").exists():
+        return _write(folder, _compared(folder), "Comparison")
+    if (folder / "metrics.jsonl").exists():
+        return write_run(folder)
+    raise UserError(f"{folder} holds neither a run (metrics.jsonl) nor a comparison (compare.json)")
+
+
+def write_run(folder: Path) -> Path:
+    return _write(folder, [_load(folder)], "Run")
+
+
+def _load(folder: Path, label: str = "") -> Run:
+    summary, config = folder / "summary.json", folder / "config.toml"
+    known = json.loads(summary.read_text()) if summary.exists() else {}
+    records = metrics.read(folder / "metrics.jsonl")
+    if not records:
+        raise UserError(f"{folder}: no step has been recorded yet")
+    text = config.read_text() if config.exists() else ""
+    return Run(label or known.get("method") or folder.name, records, known, text)
+
+
+def _compared(folder: Path) -> list[Run]:
+    return [_load(folder / entry["run"], entry["label"]) for entry in json.loads((folder / "compare.json").read_text())]
+
+
+def _write(folder: Path, runs: list[Run], kind: str) -> Path:
+    template = Template((Path(__file__).parent / "page.html").read_text())
+    page = template.substitute(
+        title=html.escape(f"{kind}: {folder.name}"),
+        plotly=get_plotlyjs(),
+        cards=_cards(runs),
+        loss=_chart("loss", figures.loss(runs)),
+        pareto=_chart("pareto", figures.pareto(runs)),
+        timeline=_chart("timeline", figures.timeline(runs)),
+        drift=_chart("drift", figures.drift(runs)),
+        table=_table(runs),
+        config="".join(_config(run) for run in runs),
+    )
+    target = folder / "report.html"
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+def _chart(name: str, figure: Any) -> str:
+    """A placeholder and the call that draws into it; the library itself is in the page once."""
+    if figure is None:
+        return '<p class="none">Nothing to show: no exchange of drifts was recorded.</p>'
+    return str(
+        figure.to_html(
+            full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False, "responsive": True}
+        )
+    )
+
+
+def _cards(runs: list[Run]) -> str:
+    """The few numbers that matter: of the run, or of the comparison's best."""
+    done = [run for run in runs if run.summary]
+    if not done:
+        last = runs[0].records[-1]
+        return _card("step", str(last["step"]), "so far") + _card("loss", f"{last['loss']:.4f}", "training")
+    best = min(done, key=lambda run: run.summary["loss"])
+    least = min(done, key=lambda run: run.summary["bytes_sent"])
+    first = done[0].summary
+    fewer = least.summary["bytes_ddp"] / least.summary["bytes_sent"] if least.summary["bytes_sent"] else 1.0
+    return "".join(
+        [
+            _card("held-out loss", f"{best.summary['loss']:.4f}", best.label if len(done) > 1 else "exported weights"),
+            _card("bytes sent per worker", units.show_size(least.summary["bytes_sent"]), least.label),
+            _card("against DDP", f"{fewer:.1f}x fewer", units.show_size(first["bytes_ddp"]) + " there"),
+            _card("model", units.show_count(first["parameters"]), f"parameters, {first['workers']} workers"),
+            _card("data", units.show_count(first["tokens"]), f"tokens in {first['steps']} steps"),
+        ]
+    )
+
+
+def _card(label: str, value: str, note: str) -> str:
+    parts = (
+        f'<div class="{kind}">{html.escape(text)}</div>'
+        for kind, text in (("label", label), ("value", value), ("note", note))
+    )
+    return f'<div class="card">{"".join(parts)}</div>'
+
+
+COLUMNS = (
+    "Method",
+    "Held-out loss",
+    "Perplexity",
+    "Bytes sent",
+    "Against DDP",
+    "On the wire",
+    "Waiting",
+    "Tokens/s",
+    "Time",
+)
+
+
+def _table(runs: list[Run]) -> str:
+    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, runs))}</tbody></table>"
+
+
+def _row(run: Run) -> str:
+    last, summary = run.records[-1], run.summary
+    sent, ddp = last["bytes_sent"], summary.get("bytes_ddp", 0)
+    cells = [
+        run.label,
+        f"{summary['loss']:.4f}" if summary else f"{last['loss']:.4f} (training)",
+        f"{summary['perplexity']:.3f}" if summary else "-",
+        units.show_size(sent),
+        f"{ddp / sent:.1f}x fewer" if ddp and sent else "-",
+        units.show_size(last["wire_sent"]),
+        f"{last['waited_share']:.1%}",
+        units.show_count(last["tokens_per_second"]),
+        units.show_duration(last["seconds"]),
+    ]
+    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _config(run: Run) -> str:
+    return f"<details><summary>{html.escape(run.label)}</summary><pre>{html.escape(run.config)}</pre></details>"

@@ -1,0 +1,297 @@
+"""`thinwire check`: the line between two machines, each direction apart; every failure is one line with its cure.
+
+The side that listens does as it is told over one connection; the other side measures, and both print the result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import platform
+import socket
+import statistics
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from thinwire import units
+from thinwire.train.errors import UserError
+
+PATIENCE = 5.0  # seconds for a connection
+BLOCK = 1 << 16
+SECONDS = 1.0  # of sending, each way
+PINGS = 20
+
+
+class Broken(Exception):
+    """What is wrong with the line, and the cure, in one line."""
+
+
+def check(address: str | None, listen: int | None) -> None:
+    """The command: one of the two sides."""
+    if (address is None) == (listen is None):
+        raise UserError("give one: thinwire check HOST:PORT, or on the other machine thinwire check --listen PORT")
+    try:
+        results = serve(listen) if listen is not None else probe(*_split(str(address)))
+    except Broken as error:
+        print(f"thinwire: {error}", file=sys.stderr)
+        sys.exit(1)
+    for label, value in results.items():
+        print(f"{label:<11} {value}", flush=True)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"{address!r}: write HOST:PORT, for example 10.0.0.1:29500")
+    return host.strip("[]"), int(port)
+
+
+# -- the side that asks ------------------------------------------------------------------------------------------------
+
+
+def probe(host: str, port: int) -> dict[str, str]:
+    """Everything about the line to HOST:PORT, where `thinwire check --listen PORT` runs."""
+    with _connect(host, port) as link:
+        here, there = link.getsockname()[0], link.getpeername()[0]
+        line = Line(link, f"{host}:{port}")
+        facts = line.ask("hello", **versions())
+        _same_versions(facts)
+        _way_back(line, here, host)
+        latency = _latency(line)
+        out, into = _speed_out(line), _speed_in(line)
+        results = _results(f"{interface_of(here)}, {here} -> {there}:{port}", latency, out, into, facts)
+        line.ask("done", latency=latency, out=into, into=out)
+        return results
+
+
+def _results(way: str, latency: float, out: float, into: float, facts: dict[str, Any]) -> dict[str, str]:
+    named = ", ".join(f"{name} {number}" for name, number in versions().items())
+    there = ", ".join(f"{name} {number}" for name, number in facts.items() if number != versions().get(name))
+    return {
+        "interface": way,
+        "there": "connects",
+        "back": "connects",
+        "latency": units.show_duration(latency) + " there and back",
+        "speed": f"out {units.show_rate(out)}, in {units.show_rate(into)}",
+        "versions": named + (f" (there {there})" if there else " (the same there)"),
+    }
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    start = f"on {host} run: thinwire check --listen {port}"
+    try:
+        return socket.create_connection((host, port), timeout=PATIENCE)
+    except socket.gaierror as error:
+        raise Broken(
+            f"{host} has no address here ({error.strerror}): use an IP address, or add the name to /etc/hosts"
+        ) from error
+    except ConnectionRefusedError as error:
+        raise Broken(f"nothing listens at {host}:{port}: {start}") from error
+    except TimeoutError as error:
+        cure = f"open TCP {port} in its firewall, or use another of its addresses"
+        raise Broken(f"no answer from {host}:{port} in {PATIENCE:.0f} s: {cure}; then {start}") from error
+    except OSError as error:
+        raise Broken(f"no way to {host}:{port} ({error.strerror}): check the address, cable, VPN and routes") from error
+
+
+def _same_versions(there: dict[str, Any]) -> None:
+    here = versions()
+    if there.get("thinwire") != here["thinwire"]:
+        raise Broken(
+            f"thinwire {here['thinwire']} here, {there.get('thinwire')} there: install the same version on both"
+        )
+
+
+def _way_back(line: Line, here: str, host: str) -> None:
+    """The other side must be able to open connections to us: training does so from both ends."""
+    family = socket.AF_INET6 if ":" in here else socket.AF_INET
+    with socket.socket(family) as door:
+        door.bind((here, 0))
+        door.listen(1)
+        port = door.getsockname()[1]
+        answer = line.ask("connect back", host=here, port=port)
+    if answer["trouble"]:
+        raise Broken(_no_way_back(host, f"{here}:{port}", answer["trouble"], "this machine's"))
+
+
+def _no_way_back(who: str, where: str, trouble: str, whose: str) -> str:
+    cure = f"open incoming TCP in {whose} firewall (training uses ports of its own choice), or join the two by a VPN"
+    return f"{who} cannot connect back to {where} ({trouble}): {cure}"
+
+
+def _latency(line: Line) -> float:
+    times = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        line.ask("ping")
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _speed_out(line: Line) -> float:
+    line.say(do="take")
+    sent = _pump(line.link)
+    answer = line.hear()
+    assert answer["bytes"] == sent
+    return sent / answer["seconds"]
+
+
+def _speed_in(line: Line) -> float:
+    line.say(do="give")
+    size, seconds = _drain(line)
+    line.hear()
+    return size / seconds
+
+
+def _pump(link: socket.socket) -> int:
+    """Send for a while; each block says whether another follows."""
+    deadline, sent, block = time.perf_counter() + SECONDS, 0, bytes(BLOCK - 1)
+    while time.perf_counter() < deadline:
+        link.sendall(b"\x01" + block)
+        sent += BLOCK
+    link.sendall(b"\x00" + block)
+    return sent + BLOCK
+
+
+def _drain(line: Line) -> tuple[int, float]:
+    began, size = time.perf_counter(), 0
+    while True:
+        block = line.file.read(BLOCK)
+        if len(block) < BLOCK:
+            raise Broken(f"{line.peer} hung up in the middle of a measurement: run the check again")
+        size += BLOCK
+        if block[0] == 0:
+            return size, time.perf_counter() - began
+
+
+# -- the side that listens ---------------------------------------------------------------------------------------------
+
+
+def serve(port: int) -> dict[str, str]:
+    """Wait for the other side, do what it asks, and tell what it found."""
+    with _door(port) as door:
+        print(f"listening on port {port}; on the other machine run: thinwire check {_own()}:{port}", flush=True)
+        link, peer = door.accept()
+    with link:
+        link.settimeout(PATIENCE * 4)
+        line = Line(link, peer[0])
+        facts, found = _obey(line)
+        here = link.getsockname()[0]
+        way = f"{interface_of(here)}, {here} <- {peer[0]}"
+        return _results(way, found["latency"], found["out"], found["into"], facts)
+
+
+def _own() -> str:
+    from thinwire.train.summary import address
+
+    return address()
+
+
+def _door(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise Broken(f"cannot listen on port {port} ({error.strerror}): choose another, or end what uses it") from error
+
+
+def _obey(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:
+    facts: dict[str, Any] = {}
+    while True:
+        order = line.hear()
+        do = order.pop("do")
+        if do == "hello":
+            facts = order
+            line.say(**versions())
+            _same_versions(facts)
+        elif do == "connect back":
+            trouble, where = _try(order["host"], order["port"]), f"{order['host']}:{order['port']}"
+            line.say(trouble=trouble)
+            if trouble:
+                raise Broken(_no_way_back("this machine", where, trouble, f"{order['host']}'s"))
+        elif do == "ping":
+            line.say()
+        elif do == "take":
+            size, seconds = _drain(line)
+            line.say(bytes=size, seconds=seconds)
+        elif do == "give":
+            _pump(line.link)
+            line.say()
+        else:
+            line.say()
+            return facts, order
+
+
+def _try(host: str, port: int) -> str:
+    """Why a connection to there fails, or nothing."""
+    try:
+        socket.create_connection((host, port), timeout=PATIENCE).close()
+    except TimeoutError:
+        return f"no answer in {PATIENCE:.0f} s"
+    except OSError as error:
+        return str(error.strerror or error)
+    return ""
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """Questions and answers, one JSON object a line."""
+
+    def __init__(self, link: socket.socket, peer: str) -> None:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.settimeout(PATIENCE * 4)  # longer than the other side's own patience, so that its answer is heard
+        self.link, self.peer, self.file = link, peer, link.makefile("rb")
+
+    def ask(self, do: str, **facts: Any) -> dict[str, Any]:
+        self.say(do=do, **facts)
+        return self.hear()
+
+    def say(self, **facts: Any) -> None:
+        with self._explained():
+            self.link.sendall(json.dumps(facts).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any]:
+        with self._explained():
+            text = self.file.readline()
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise Broken(f"{self.peer} is not `thinwire check`, or it ended: start it anew on both sides") from error
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Broken(f"the line to {self.peer} broke ({error}): run the check again") from error
+
+
+def versions() -> dict[str, str]:
+    def of(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "unknown"
+
+    return {"thinwire": of("thinwire"), "torch": of("torch"), "python": platform.python_version()}
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface that has this address."""
+    if ":" in address:
+        return "IPv6"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe_, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:
+                continue  # an interface without an address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "unknown interface"
