@@ -1,0 +1,110 @@
+"""thinwire trains one model on many machines that are joined by slow links."""
+
+from .attach import attach
+from .codec import DCT, E3M0, BFloat16, Codec, Float32, Int8, Layout, TopK, TwoBit
+from .cost import Cost, cost
+from .events import Event
+from .fleet import Fleet
+from .fragments import by_layer
+from .group import Group
+from .methods import (
+    carry_diloco,
+    ddp,
+    decoupled_momentum,
+    delayed_diloco,
+    demo,
+    desloc,
+    diloco,
+    eager_diloco,
+    local_adam,
+    local_sgd,
+    local_states,
+    reset_states,
+    sparseloco,
+    streaming_diloco,
+)
+from .methods.common import table
+from .optim import ADOPT, Muon
+from .replica import Live, Replica, View, buffers, grads, moment, params
+from .rule import (
+    SGD,
+    Average,
+    Carry,
+    Delayed,
+    Eager,
+    Nesterov,
+    Outer,
+    Overwrite,
+    Reduced,
+    Reset,
+    Rule,
+    Scope,
+    SharedMomentum,
+    Sign,
+)
+from .schedule import Every
+from .table import Method, Sync
+from .transport import Local, PeerLost, Transport
+
+__all__ = [
+    "ADOPT",
+    "Average",
+    "BFloat16",
+    "Carry",
+    "Codec",
+    "Cost",
+    "DCT",
+    "Delayed",
+    "E3M0",
+    "Eager",
+    "Event",
+    "Every",
+    "Fleet",
+    "Float32",
+    "Group",
+    "Int8",
+    "Layout",
+    "Live",
+    "Local",
+    "Method",
+    "Muon",
+    "Nesterov",
+    "Outer",
+    "Overwrite",
+    "PeerLost",
+    "Reduced",
+    "Replica",
+    "Reset",
+    "Rule",
+    "SGD",
+    "Scope",
+    "SharedMomentum",
+    "Sign",
+    "Sync",
+    "TopK",
+    "Transport",
+    "TwoBit",
+    "View",
+    "attach",
+    "buffers",
+    "by_layer",
+    "carry_diloco",
+    "cost",
+    "ddp",
+    "decoupled_momentum",
+    "delayed_diloco",
+    "demo",
+    "desloc",
+    "diloco",
+    "eager_diloco",
+    "grads",
+    "local_adam",
+    "local_sgd",
+    "local_states",
+    "moment",
+    "params",
+    "reset_states",
+    "sparseloco",
+    "streaming_diloco",
+    "table",
+]

@@ -1,0 +1,81 @@
+"""Hooks on an optimizer, so that nothing in a training loop changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from .fleet import Fleet
+from .replica import Replica
+from .table import Method
+from .transport import Transport
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Any,
+    method: Method,
+    transport: Transport | None = None,
+    offload: bool = False,
+    weight: float = 1,
+    clip: float | None = None,
+) -> Fleet:
+    """Make `model` one replica of a fleet; `optimizer.step()` then does the synchronising. `fleet.detach()` undoes it.
+
+    `optimizer` may be a list: a step ends when the last has stepped. `clip` clips the gradient norm after gradient
+    rows have met. `offload` keeps anchors and outer momentum in host memory.
+
+    >>> import torch, thinwire as tw
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> fleet = tw.attach(model, optimizer, tw.desloc(every=2))
+    >>> for _ in range(4):
+    ...     model(torch.randn(8, 4)).sum().backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    >>> fleet.steps, fleet.bytes_sent
+    (4, 40)
+    """
+    fleet = Fleet([Replica(model, optimizer, weight)], method, transport, offload, clip)
+    Hooks(fleet).register()
+    return fleet
+
+
+class Hooks:
+    """Turns the steps of one replica's optimizers into steps of the fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.optimizers = fleet.replicas[0].optimizers
+        self.stepped: set[int] = set()
+
+    def register(self) -> None:
+        for optimizer in self.optimizers:
+            self.fleet._hooks.append(optimizer.register_step_pre_hook(self.before))
+            self.fleet._hooks.append(optimizer.register_step_post_hook(self.after))
+
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if id(optimizer) in self.stepped:  # a GradScaler skipped the others: that step is over
+            self._end()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self.fleet.before_step()
+            return None
+
+        def closure_then_meet() -> Any:
+            loss = closure()
+            self.fleet.before_step()
+            return loss
+
+        return (args[0],), {**kwargs, "closure": closure_then_meet}
+
+    def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.stepped.add(id(optimizer))
+        if len(self.stepped) == len(self.optimizers):
+            self._end()
+
+    def _end(self) -> None:
+        self.stepped.clear()
+        self.fleet.after_step()

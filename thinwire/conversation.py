@@ -1,0 +1,204 @@
+"""Headers between processes: each says where it is, and hears where the others are, whatever order they come in.
+
+Every process posts a stream of small headers, one per meeting, and all streams advance together: post number n of
+every process is gathered in one collective. Processes need not be at the same meeting at the same post: what is
+heard early is kept, and who needs to hear more while it has nothing to say posts a blank. The rounds of all
+processes come in the same order; only calls such as `consensus()` may fall between other rounds on another process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .transport import Key, PeerLost
+
+SLOW = 10.0  # seconds of waiting after which somebody should know
+_TICK = datetime.timedelta(seconds=1)
+_KINDS = ("blank", "round", "consensus", "finish")
+_PREFIX = 16  # bytes before the headers: kind, row, round, step
+
+
+class Conversation:
+    """One process's side of the streams. `gather(tensor) -> (work, outputs)` posts to all processes."""
+
+    def __init__(
+        self,
+        gather: Callable[[Tensor], tuple[Any, list[Tensor]]],
+        board: Board,
+        size: int,
+        notify: Callable[[str, Sequence[int], str], None],
+    ) -> None:
+        self.gather, self.board, self.size, self.notify = gather, board, size, notify
+        self.inbox: list[dict[Key, bytes]] = [{} for _ in range(board.processes)]
+        self.outstanding: deque[tuple[Any, list[Tensor]]] = deque()
+        self.posts = self.heard = 0
+        self.said: set[Key] = set()
+
+    def say(self, key: Key, headers: bytes, step: int) -> None:
+        """Post without waiting."""
+        self.said.add(key)
+        self._post(key, headers, step)
+
+    def hear(self, key: Key, on_ahead: Callable[[Key], None] | None = None) -> list[bytes]:
+        """Every process's headers for `key`, waited for, in process order."""
+        while True:
+            for ahead in self._unsaid() if on_ahead else []:
+                on_ahead(ahead)  # type: ignore[misc]
+            missing = [process for process, box in enumerate(self.inbox) if key not in box]
+            if not missing:
+                break
+            if not self.outstanding:
+                self._post(Key("blank"), b"", 0)
+            self._collect(key)
+        self.said.discard(key)
+        return [box.pop(key) for box in self.inbox]
+
+    def arrived(self, key: Key) -> bool:
+        """Whether all headers for `key` are here; takes what has come in, without waiting."""
+        while self.outstanding and self.outstanding[0][0].is_completed():
+            self._collect(key)
+        return all(key in box for box in self.inbox)
+
+    def _unsaid(self) -> list[Key]:
+        """Rounds that some peer has launched and this process has not, first to last."""
+        keys = {key: None for box in self.inbox for key in box if key.kind == "round" and key not in self.said}
+        return list(keys)
+
+    def _refuse_the_done(self, key: Key) -> None:
+        """A peer that left without making this post will never make it."""
+        for process, (posts, why) in self.board.departed().items():
+            if posts <= self.heard:
+                workers = self.board.workers_of(process)
+                raise PeerLost(f"{key}: {_names(workers)} {why}", workers, key.row, key.round)
+
+    def leave(self, why: str) -> None:
+        """Tell the others that nothing more will come from here."""
+        self.board.depart(self.posts, why)
+
+    def _post(self, key: Key, headers: bytes, step: int) -> None:
+        blob = pack(key, step) + headers
+        tensor = torch.zeros(_PREFIX + self.size, dtype=torch.uint8)
+        tensor[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        self.posts += 1
+        self.board.mark(self.posts)
+        try:
+            self.outstanding.append(self.gather(tensor))
+        except RuntimeError as error:
+            raise self.lost(key, error) from error
+
+    def _collect(self, key: Key) -> None:
+        work, outputs = self.outstanding.popleft()
+        self.wait(work, key, header=True)
+        self.heard += 1
+        for process, output in enumerate(outputs):
+            blob = bytes(output.numpy())
+            met = unpack(blob)
+            if met.kind != "blank":
+                self.inbox[process][met] = blob[_PREFIX:]
+
+    def wait(self, work: Any, key: Key, header: bool = False) -> None:
+        """Wait for a collective; say so when it is slow, give up when a peer is lost."""
+        started, reported = time.monotonic(), False
+        while True:
+            try:
+                work.wait(_TICK)
+                return
+            except RuntimeError as error:
+                waited = time.monotonic() - started
+                if work.is_completed() or self.board.somebody_failed() or waited > self.board.timeout:
+                    raise self.lost(key, error) from error
+            if header:
+                self._refuse_the_done(key)
+                if not reported and waited > SLOW:
+                    self._report_missing(key)
+                    reported = True
+
+    def _report_missing(self, key: Key) -> None:
+        late = [w for process in self.board.behind(self.heard + 1) for w in self.board.workers_of(process)]
+        self.notify("slow", late, f"{key}: waiting over {SLOW:.0f} s for {_names(late)}")
+
+    def lost(self, key: Key, error: Exception) -> PeerLost:
+        """Hold a roll call among those still alive, and name the others."""
+        self._refuse_the_done(key)
+        gone = [w for process in self.board.roll_call() for w in self.board.workers_of(process)]
+        who = f"{_names(gone)} not heard from" if gone else "the connection broke"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return PeerLost(f"{key}: {who} ({reason})", gone, key.row, key.round)
+
+
+def pack(key: Key, step: int) -> bytes:
+    numbers = ((_KINDS.index(key.kind), 1), (key.row, 3), (key.round, 6), (step, 6))
+    return b"".join(number.to_bytes(width, "little") for number, width in numbers)
+
+
+def unpack(blob: bytes) -> Key:
+    return Key(_KINDS[blob[0]], int.from_bytes(blob[1:4], "little"), int.from_bytes(blob[4:10], "little"))
+
+
+def _names(workers: Sequence[int]) -> str:
+    listed = ", ".join(str(worker) for worker in workers)
+    return f"worker {listed}" if len(workers) == 1 else f"workers {listed}" if workers else "nobody in particular"
+
+
+class Board:
+    """The store seen as a notice board: how far each process is, and who is alive after a failure."""
+
+    def __init__(self, store: Any, process: int, first_workers: Sequence[int], workers: int, timeout: float) -> None:
+        self.store, self.process, self.timeout = store, process, timeout
+        self.edges = [*first_workers, workers]
+        self.processes = len(first_workers)
+
+    def workers_of(self, process: int) -> list[int]:
+        return list(range(self.edges[process], self.edges[process + 1]))
+
+    def mark(self, posts: int) -> None:
+        self._attempt(lambda: self.store.set(f"posts/{self.process}", str(posts)))
+
+    def behind(self, posts: int) -> list[int]:
+        """Processes that have not made post number `posts` yet."""
+        return [process for process in range(self.processes) if self._posts(process) < posts]
+
+    def _posts(self, process: int) -> int:
+        key = f"posts/{process}"
+        return self._attempt(lambda: int(self.store.get(key)) if self.store.check([key]) else 0, default=0)
+
+    def depart(self, posts: int, why: str) -> None:
+        self._attempt(lambda: self.store.set(f"done/{self.process}", json.dumps([posts, why])))
+
+    def departed(self) -> dict[int, tuple[int, str]]:
+        """The processes that have left: after how many posts, and why."""
+        keys = {p: f"done/{p}" for p in range(self.processes) if p != self.process}
+        left = self._attempt(lambda: [p for p, key in keys.items() if self.store.check([key])], default=[])
+        return {p: tuple(json.loads(self.store.get(keys[p]))) for p in left}
+
+    def somebody_failed(self) -> bool:
+        return self._attempt(lambda: self.store.check(["roll"]), default=False)
+
+    def roll_call(self, patience: float = 3.0) -> list[int]:
+        """The processes that do not answer within `patience` seconds. Waiting peers look at the board every second."""
+        self._attempt(lambda: self.store.set("roll", "1"))
+        self._attempt(lambda: self.store.set(f"alive/{self.process}", "1"))
+        deadline = time.monotonic() + patience
+        while True:
+            silent = [p for p in range(self.processes) if p != self.process and not self._alive(p)]
+            if not silent or time.monotonic() > deadline:
+                return silent
+            time.sleep(0.05)
+
+    def _alive(self, process: int) -> bool:
+        return self._attempt(lambda: self.store.check([f"alive/{process}"]), default=False)
+
+    def _attempt(self, call: Callable[[], Any], default: Any = None) -> Any:
+        """The board helps to explain; when its own host is the one that died, there is nothing to read."""
+        try:
+            return call()
+        except RuntimeError:
+            return default

@@ -1,0 +1,125 @@
+"""What a method costs before it runs: bytes, wire and memory, from the same table that the engine executes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .codec.base import Codec
+from .header import header_length
+from .replica import Live, Replica
+from .schedule import Every
+from .table import Method, Sync
+
+FLOAT = 4
+
+
+def exchange_kind(codec: Codec, workers: int) -> str:
+    """How messages of this codec meet: "mean" (an all-reduce), "gather" or "two_shot"."""
+    if codec.linear:
+        return "mean"
+    return "two_shot" if codec.second is not None and workers > 2 else "gather"
+
+
+def wire_bytes(kind: str, size: int, second: int, workers: int) -> int:
+    """What one worker sends, and receives, for one message of `size` bytes (`second` in the second leg)."""
+    others = workers - 1
+    if kind == "mean":
+        return 2 * others * size // workers
+    return others * size if kind == "gather" else others * (size + second) // workers
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """One row's price: `bytes` of a message, wire bytes of a round (headers included), how and when it meets."""
+
+    row: str
+    bytes: int
+    kind: str
+    sent: int
+    received: int
+    when: Every
+    before_step: bool
+    state: int
+    in_passing: int
+
+    @property
+    def per_step(self) -> float:
+        return self.bytes / self.when.period
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The price of a method; see `cost`."""
+
+    rows: tuple[RowCost, ...]
+
+    def bytes(self, steps: int) -> int:
+        """What `fleet.bytes_sent` will be after so many steps."""
+        return sum(row.bytes * row.when.rounds_due(steps) for row in self.rows)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """The long-run mean."""
+        return sum(row.per_step for row in self.rows)
+
+    def wire(self, steps: int) -> tuple[int, int]:
+        """What one worker will have sent and received after so many steps."""
+        rounds = [row.when.rounds_due(steps) for row in self.rows]
+        sent = sum(row.sent * n for row, n in zip(self.rows, rounds, strict=True))
+        return sent, sum(row.received * n for row, n in zip(self.rows, rounds, strict=True))
+
+    def memory(self, offload: bool = False) -> tuple[int, int]:
+        """Extra bytes at the peak, on the device and on the host.
+
+        With `offload` the outer state lives on the host and one row's at a time visits the device.
+        """
+        state = sum(row.state for row in self.rows)
+        overlapped = sum(row.in_passing * row.when.in_flight for row in self.rows)
+        visiting = max((row.in_passing + (row.state if offload else 0) for row in self.rows), default=0)
+        return (overlapped + visiting, state) if offload else (overlapped + visiting + state, 0)
+
+
+def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) -> Cost:
+    """The price of `method` on `model`, which may live on the meta device.
+
+    Without an optimizer every trainable tensor is taken to have every named state.
+
+    >>> import thinwire as tw
+    >>> tw.cost(tw.desloc(every=256), nn.Linear(100, 10), workers=4).bytes_per_step
+    23.67...
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    replica = Replica(model, optimizer if optimizer is not None else [])
+    rows = [(str(row), row, Live(row.view, replica, row.codec.align)) for row in method.resolved(replica).rows]
+    header = header_length(max(len(live.names) for _, _, live in rows))
+    return Cost(tuple(_price(text, row, live, workers, header) for text, row, live in rows if live.names))
+
+
+def _price(text: str, row: Sync, live: Live, workers: int, header: int) -> RowCost:
+    size = 0 if row.rule.silent else row.codec.size(live.layout)
+    kind = exchange_kind(row.codec, workers)
+    second = row.codec.second.size(live.layout) if row.codec.second else 0
+    moved = 0 if row.rule.silent else wire_bytes(kind, size, second, workers) + (workers - 1) * header
+    state, in_passing = _memory(row, live, workers, size)
+    return RowCost(text, size, kind, moved, moved, row.every, row.view.kind == "grads", state, in_passing)
+
+
+def _memory(row: Sync, live: Live, workers: int, size: int) -> tuple[int, int]:
+    """Bytes of a row's lasting state, and of one round while it is under way."""
+    live.device = torch.device("meta")
+    scope = row.scope(workers)
+    buffers = [tensor for tensor in row.rule.init(live, scope).values() if tensor is not None]
+    feedback = row.feedback is not None and not row.codec.lossless
+    state = sum(tensor.nbytes for tensor in buffers) + feedback * FLOAT * live.layout.total
+    whole = FLOAT * live.layout.total
+    message = 0 if row.rule.silent else whole
+    own = (row.rule.uses_own(scope) or feedback) * whole
+    if row.codec.linear:
+        return state, message + row.rule.uses_own(scope) * whole
+    gathered = size * (workers if exchange_kind(row.codec, workers) == "gather" else 2)
+    return state, message + own + whole + gathered

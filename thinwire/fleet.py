@@ -1,0 +1,288 @@
+"""The engine: it drives the rows of a method around the steps of the hosted optimizers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import saving, start
+from .agreement import Agreement
+from .clock import Clock
+from .events import Events
+from .group import Group
+from .header import Header, header_length
+from .island import Island
+from .replica import Replica
+from .row import Row
+from .table import Method
+from .transport import Key, Local, PeerLost, Transport
+
+
+class Fleet:
+    """The replicas hosted in this process, joined to the world by a transport and kept together by a method.
+
+    Several replicas and no transport simulate a fleet in one process; one replica under torchrun joins its group.
+
+    >>> import thinwire as tw
+    >>> models = [torch.nn.Linear(4, 1) for _ in range(2)]
+    >>> replicas = [tw.Replica(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
+    >>> fleet = tw.Fleet(replicas, tw.local_sgd(every=2), tw.Local())
+    >>> for _ in range(2):
+    ...     for model in models:
+    ...         model(torch.randn(8, 4)).square().mean().backward()
+    ...     fleet.step()
+    ...     fleet.zero_grad()
+    >>> torch.equal(models[0].weight, models[1].weight), fleet.bytes_sent
+    (True, 20)
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        method: Method,
+        transport: Transport | None = None,
+        offload: bool = False,
+        clip: float | None = None,
+    ) -> None:
+        if not replicas:
+            raise ValueError("a fleet needs at least one replica")
+        self.replicas = list(replicas)
+        self.transport = transport or _default_transport()
+        self.offload, self.clip = offload, clip
+        self.steps = self.steps_begun = 0
+        self.bytes_sent = self.wire_sent = self.wire_received = 0
+        self.events, self.clock = Events(), Clock()
+        self.island = Island(self.replicas[0].island_mesh())
+        self.loaded = self._opened = self._begun = False
+        self._calls = 0
+        self._hooks: list[Any] = []  # on the optimizers, while attached
+        self._set_method(method)
+
+    def _set_method(self, method: Method) -> None:
+        self.method = method.resolved(self.replicas[0])
+        self.rows = [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(self.method.rows)]
+        self.header_length = header_length(max(len(row.names) for row in self.rows))
+        if not any(row.names for row in self.rows):
+            raise ValueError(f"{method.name} finds nothing to synchronise in this model")
+
+    @property
+    def worker(self) -> int:
+        """The number of the first replica hosted here."""
+        self._open()
+        return self.transport.worker
+
+    @property
+    def workers(self) -> int:
+        """How many replicas there are in the world."""
+        self._open()
+        return self.transport.workers
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._opened = True
+            self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
+            self.transport.open(len(self.replicas))
+
+    def _begin(self) -> None:
+        """Once, before the first step: the workers compare notes, start equal, and take their anchors."""
+        self._open()
+        start.compare_settings(self)
+        start.equalise(self)
+        if self.loaded:
+            start.compare_shared_copies(self)
+        else:
+            for row in self.rows:
+                row.begin()
+        self._begun = True
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Step every hosted optimizer, and synchronise."""
+        attached = bool(self._hooks)  # then the optimizers' hooks do the rest
+        if not attached:
+            self.before_step()
+        for replica in self.replicas:
+            for optimizer in replica.optimizers:
+                optimizer.step()
+        if not attached:
+            self.after_step()
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Once a step, before the first optimizer: gradient rows meet, and are clipped."""
+        if self.steps_begun > self.steps:
+            return
+        if not self._begun:
+            self._begin()
+        self.steps_begun = self.steps + 1
+        for row in self._gradient_rows():
+            row.weigh()
+            row.tick()
+        if self.clip is not None:
+            for replica in self.replicas:
+                torch.nn.utils.clip_grad_norm_(list(replica.trainable.values()), self.clip)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Once a step, after the last optimizer: all other rows tick."""
+        self.steps = self.steps_begun
+        for row in self.rows:
+            if row.sync.view.kind != "grads":
+                row.weigh()
+                row.tick()
+
+    def _gradient_rows(self) -> list[Row]:
+        return [row for row in self.rows if row.sync.view.kind == "grads"]
+
+    def zero_grad(self) -> None:
+        for replica in self.replicas:
+            for optimizer in replica.optimizers:
+                optimizer.zero_grad()
+
+    def detach(self) -> None:
+        """Take the hooks off the optimizers: from here on they step alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # -- agreement -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def drain(self) -> None:
+        """Land all that is in flight."""
+        for row in self.rows:
+            while row.flights:
+                row.land()
+
+    def _meet(self, kind: str, equal: bool = False) -> list[Header]:
+        """Wait for every worker to make this call; a round that a peer has already launched is launched here first."""
+        if not self._begun:
+            self._begin()
+        self._calls += 1
+        headers = [Header(equal=equal).pack(self.header_length) for _ in self.replicas]
+        heard = self.transport.meet(Key(kind, 0, self._calls), headers, lambda key: self._follow(key, kind))
+        return [Header.unpack(blob, 0) for blob in heard]
+
+    def _follow(self, key: Key, kind: str) -> None:
+        row = self.rows[key.row]
+        if key.round != row.launched + 1 or self.steps <= row.sync.every.launch_step(row.launched):
+            why = f"called {kind}() after step {self.steps}"
+            self.transport.leave("finished: it " + why)
+            raise PeerLost(
+                f"a peer has gone on to {key}, but this worker {why}: every worker must take the same number of steps",
+                row=key.row, round=key.round, step=self.steps,
+            )  # fmt: skip
+        row.launch()
+        if row.sync.every.delay == 0:
+            while row.flights:
+                row.land()
+
+    @torch.no_grad()
+    def consensus(self) -> dict[str, Tensor]:
+        """Named tensors to evaluate and export, the same on every worker. Collective.
+
+        The shared outer copy where the method has one, the mean of the workers' parameters elsewhere (for decoupled
+        momentum's "paper" and "mean" worker 0's), and the mean of BatchNorm's statistics. Free when a shared copy is
+        all it takes, or when the parameters are equal since the last landing.
+        """
+        return Agreement(self).tensors()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Swap the consensus into the hosted models, and back out again. Collective."""
+        agreed = self.consensus()
+        before = [self._swap_in(replica, agreed) for replica in self.replicas]
+        try:
+            yield
+        finally:
+            for replica, tensors in zip(self.replicas, before, strict=True):
+                self._swap_in(replica, tensors)
+
+    @torch.no_grad()
+    def _swap_in(self, replica: Replica, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        live = Agreement.live_tensors(replica)
+        before = {name: live[name].clone() for name in tensors}
+        for name, tensor in tensors.items():
+            live[name].copy_(tensor)
+        return before
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """End of training: land what is in flight, settle, and put the plain mean of the parameters into the model."""
+        self._meet("finish")
+        self.drain()
+        for row in self.rows:
+            for lane in row.lanes:
+                with lane.borrowed() as state:
+                    row.sync.rule.settle(lane.live, state)
+        final = Agreement(self, finished=True).tensors()
+        for replica in self.replicas:
+            self._swap_in(replica, final)
+        for row in self.rows:
+            row.begin()
+
+    @torch.no_grad()
+    def switch(self, method: Method) -> None:
+        """Go on with another method: drain, take the consensus, start new outer state. Collective."""
+        self._meet("consensus")
+        self.drain()
+        agreed = self.consensus()
+        for replica in self.replicas:
+            self._swap_in(replica, agreed)
+        self._set_method(method)
+        start.compare_settings(self)
+        for row in self.rows:
+            row.begin()
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def cleanse(self, replica: Replica, cured: Row) -> None:
+        """A replica was sick in one row: what else of it is not finite starts anew, and sits out its next round."""
+        lane = self.replicas.index(replica)
+        ill = {name for name in replica.trainable if not _finite_state(replica, name)}
+        for name in ill:
+            replica.restart_state(name)
+        for row in self.rows:
+            side = row.lanes[lane]
+            if row.sync.view.kind == "moment" and row is not cured and ill.intersection(row.names):
+                side.unwell = True
+            anchor = side.state.get("anchor") if row.sync.view.kind == "params" and row is not cured else None
+            if anchor is not None and not bool(torch.isfinite(side.live.read().sum())):
+                side.live.write(anchor.to(side.live.device))
+
+    def stats(self) -> dict[str, Any]:
+        """Seconds waited and hidden, the last round's duration and participants, drift norm and cosine."""
+        return dict(vars(self.clock))
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a bit-identical run needs beside model and optimizer; waits for messages in flight."""
+        return saving.save(self)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore; load the model and the optimizer first."""
+        saving.load(self, state)
+
+
+def _finite_state(replica: Replica, name: str) -> bool:
+    found = replica.group_of(name)
+    state = found[0].state.get(replica.trainable[name], {}) if found else {}
+    values = [v for v in state.values() if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+    return all(bool(torch.isfinite(value.sum())) for value in values)
+
+
+def _default_transport() -> Transport:
+    """The default process group, joined first if torchrun started this process; else everything is in this process."""
+    if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group()
+    return Group() if dist.is_initialized() else Local()

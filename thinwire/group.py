@@ -1,0 +1,352 @@
+"""The transport over `torch.distributed`: asynchronous collectives on a flat buffer, in chunks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import units
+from .conversation import Board, Conversation
+from .site import Site, meet_at, site_of_group
+from .transport import Exchange, Key, Order, PeerLost, Transport, add_in_order
+
+CHUNK = 16 << 20  # bytes of one collective: large enough for full speed, small enough to pipeline
+_PACE = 0.05  # seconds of line time that one chunk may take when the rate is limited
+
+
+class Group(Transport):
+    """The processes of a `torch.distributed` group (gloo or NCCL), or of one dimension of a `DeviceMesh`.
+
+    thinwire opens connections of its own, so its traffic never mixes with the group's other collectives.
+    `max_rate` (bytes per second, or text such as "50Mbit") paces the chunks; the lowest rate of all workers holds.
+
+    >>> Group(max_rate="50Mbit").max_rate
+    6250000.0
+    """
+
+    def __init__(self, process_group_or_mesh: Any = None, max_rate: float | str | None = None) -> None:
+        self.group = process_group_or_mesh
+        self.max_rate = units.rate(max_rate) if isinstance(max_rate, str) else max_rate
+        self._site: Site | None = None
+        self._nccl: Any = None
+        self._back: Any = None
+        self._postings: deque[_Posting] = deque()
+        self._next_post = 0.0
+        self._two_shots: deque[_Underway] = deque()
+
+    @classmethod
+    def connect(
+        cls, address: str, worker: int, workers: int, max_rate: float | str | None = None, timeout: float = 1800
+    ) -> Group:
+        """Join separate runs over one line: worker 0 listens at `address` ("HOST:PORT"), the others come to it.
+
+        Each site runs its own torchrun with whatever it likes inside; process r of one site meets process r of every
+        other. No default process group is needed.
+        """
+        transport = cls(max_rate=max_rate)
+        transport._site = meet_at(address, worker, workers, timeout)
+        return transport
+
+    # -- the world -------------------------------------------------------------------------------------------------
+
+    def open(self, hosted: int) -> None:
+        site = self._site = self._site or site_of_group(self.group)
+        self.process, self.processes = site.rank, site.size
+        self._control, self._data = self._connected(site)
+        facts = self._gather_numbers([hosted, int(self.max_rate or 0)])
+        self.hosted = [count for count, _ in facts]
+        self.rate = min((rate for _, rate in facts if rate), default=None)
+        firsts = [sum(self.hosted[:process]) for process in range(self.processes)]
+        self.worker, self.workers = firsts[self.process], sum(self.hosted)
+        self.parts = self.workers
+        self._board = Board(site.store, self.process, firsts, self.workers, site.timeout)
+        self._conversation: Conversation | None = None
+
+    def _connected(self, site: Site) -> tuple[Any, Any]:
+        try:
+            return site.gloo("control"), site.gloo("data")
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PeerLost(f"could not connect to all of the {site.size} processes ({reason})") from error
+
+    def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        return [row.tolist() for row in self._gather_now(torch.tensor(numbers, dtype=torch.int64))]
+
+    def _gather_now(self, mine: Tensor) -> list[Tensor]:
+        work, everybody = self._gather_headers(mine)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(f"a worker was lost at the start ({str(error).splitlines()[0]})") from error
+        return everybody
+
+    def _gather_headers(self, mine: Tensor) -> tuple[Any, list[Tensor]]:
+        everybody = [torch.empty_like(mine) for _ in range(self.processes)]
+        return self._control.allgather([everybody], [mine]), everybody
+
+    def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
+        padded = [len(blob) for blob in blobs] + [0] * (max(self.hosted) - len(blobs))
+        sizes = self._gather_numbers(padded)
+        mine = torch.zeros(max(sum(row) for row in sizes) + 1, dtype=torch.uint8)
+        joined = b"".join(blobs)
+        mine[: len(joined) + 1] = torch.frombuffer(bytearray(joined + b"\0"), dtype=torch.uint8)
+        heard = []
+        for count, row, got in zip(self.hosted, sizes, self._gather_now(mine), strict=True):
+            heard += _cut(bytes(got.numpy()), row)[:count]
+        return heard
+
+    # -- headers ---------------------------------------------------------------------------------------------------
+
+    def _say(self, key: Key, headers: list[bytes], step: int) -> Conversation:
+        if self._conversation is None:
+            size = len(headers[0]) * max(self.hosted)
+            self._conversation = Conversation(self._gather_headers, self._board, size, self.notify)
+        self._conversation.say(key, b"".join(headers), step)
+        self._header_size = len(headers[0])
+        return self._conversation
+
+    def _split(self, heard: list[bytes]) -> list[bytes]:
+        size = self._header_size
+        return [blob[i * size : (i + 1) * size] for n, blob in zip(self.hosted, heard, strict=True) for i in range(n)]
+
+    def meet(self, key: Key, headers: list[bytes], on_ahead: Callable[[Key], None]) -> list[bytes]:
+        return self._split(self._say(key, headers, 0).hear(key, on_ahead))
+
+    def leave(self, why: str) -> None:
+        if self._conversation is not None:
+            self._conversation.leave(why)
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def exchange(self, order: Order) -> Exchange:
+        self._say(order.key, order.headers, order.step)
+        if order.kind == "mean":
+            transfer = self._sum(add_in_order(order.contributions))
+        elif order.kind == "gather":
+            transfer = self._gather(order.contributions, self._data_for(order.contributions[0]))
+        else:
+            transfer = self._scatter(order.contributions)
+        underway = _Underway(self, order, transfer)
+        if order.kind == "two_shot":
+            self._two_shots.append(underway)
+        return underway
+
+    def _data_for(self, tensor: Tensor) -> Any:
+        """NCCL for tensors on a GPU where the parent group has it, gloo elsewhere."""
+        assert self._site is not None
+        if tensor.is_cuda and self._nccl is None:
+            self._nccl = self._site.nccl() or self._data
+        return self._nccl if tensor.is_cuda else self._data
+
+    def _sum(self, buffer: Tensor) -> _Transfer:
+        channel = self._data_for(buffer)
+        staged = self._stage(buffer, channel)
+        works: list[Any] = []
+        for chunk in staged.split(self._chunk() // 4) if staged.numel() else ():
+            sent = chunk.nbytes * 2 * (self.processes - 1) // self.processes
+            self._postings.append(_Posting(sent, works, partial(channel.allreduce, [chunk])))
+        return self._started(_Transfer(self, works, lambda: _unstage(staged, buffer)))
+
+    def _gather(self, payloads: Sequence[Tensor], channel: Any) -> _Transfer:
+        size, device = payloads[0].numel(), payloads[0].device
+        room = torch.zeros(size * (max(self.hosted) - len(payloads)), dtype=torch.uint8, device=device)
+        mine = self._stage(torch.cat([*payloads, room]), channel)
+        everybody = [torch.empty_like(mine) for _ in range(self.processes)]
+        works: list[Any] = []
+        step = self._chunk()
+        for at in range(0, mine.numel(), step):
+            chunk, outs = mine[at : at + step], [out[at : at + step] for out in everybody]
+            sent = chunk.numel() * (self.processes - 1)
+            self._postings.append(_Posting(sent, works, partial(channel.allgather, [outs], [chunk])))
+
+        def collect() -> list[Tensor]:
+            there = [out.to(device, non_blocking=True) for out in everybody]
+            return [row[i * size : (i + 1) * size] for n, row in zip(self.hosted, there, strict=True) for i in range(n)]
+
+        return self._started(_Transfer(self, works, collect))
+
+    def _scatter(self, payloads: Sequence[Sequence[Tensor]]) -> _Transfer:
+        """The first leg of two-shot: every part goes to the process that hosts its owner."""
+        sizes, owners = [part.numel() for part in payloads[0]], self._owners()
+        channel, device = self._data_for(payloads[0][0]), payloads[0][0].device
+        mine = self._stage(torch.cat([lane[part] for parts in owners for lane in payloads for part in parts]), channel)
+        own = sum(sizes[part] for part in owners[self.process])
+        out_splits = [own * count for count in self.hosted]
+        in_splits = [len(payloads) * sum(sizes[part] for part in parts) for parts in owners]
+        received = torch.empty(sum(out_splits), dtype=torch.uint8, device=mine.device)
+        works: list[Any] = []
+        post = partial(channel.alltoall_base, received, mine, out_splits, in_splits)
+        self._postings.append(_Posting(mine.numel() - in_splits[self.process], works, post))
+
+        def collect() -> list[Tensor]:
+            return list(received.to(device, non_blocking=True).split([own] * self.workers))
+
+        return self._started(_Transfer(self, works, collect))
+
+    def _owners(self) -> list[list[int]]:
+        """The parts, one per worker, that each process reduces."""
+        edges = [sum(self.hosted[:process]) for process in range(self.processes + 1)]
+        return [list(range(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def _second_leg(self, order: Order, lanes: list[Tensor], first_sizes: list[int]) -> _Transfer:
+        """Reduce the parts owned here and hand them to everybody; parts differ by a block, so they are padded."""
+        assert self._site is not None and order.reduce is not None
+        mine = self._owners()[self.process]
+        cuts = [lane.split([first_sizes[part] for part in mine]) for lane in lanes]
+        reduced = [order.reduce(part, [cut[i] for cut in cuts]) for i, part in enumerate(mine)]
+        longest = max(order.second_sizes)
+        padded = [torch.nn.functional.pad(part, (0, longest - part.numel())) for part in reduced]
+        if self._back is None:
+            self._back = self._site.gloo("back") if self._data_for(padded[0]) is self._data else self._site.nccl()
+        return self._gather(padded, self._back)
+
+    def broadcast(self, buffers: Sequence[Tensor], source: int) -> Tensor:
+        root = next(p for p, parts in enumerate(self._owners()) if source in parts)
+        here = root == self.process
+        buffer = buffers[source - self.worker].clone() if here else torch.empty_like(buffers[0])
+        channel = self._data_for(buffer)
+        staged = self._stage(buffer, channel)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._pump(wait=True)
+        work = channel.broadcast([staged], options)
+        self._wait(work, Key("consensus"))
+        return _unstage(staged, buffer)
+
+    def add(self, buffers: Sequence[Tensor]) -> Tensor:
+        return self._sum(add_in_order(buffers)).wait(Key("consensus"))
+
+    def _stage(self, tensor: Tensor, channel: Any) -> Tensor:
+        """gloo reads host memory: the only place where tensors of a GPU are staged."""
+        if not tensor.is_cuda or not isinstance(channel, dist.ProcessGroupGloo):
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(tensor.device).synchronize()
+        return host
+
+    # -- posting in order, paced -----------------------------------------------------------------------------------
+
+    def _chunk(self) -> int:
+        return CHUNK if self.rate is None else max(1 << 16, min(CHUNK, int(self.rate * _PACE) // 4 * 4))
+
+    def _started(self, transfer: _Transfer) -> _Transfer:
+        self._pump(wait=False)
+        return transfer
+
+    def _pump(self, wait: bool) -> None:
+        """Post what may be posted, in order: the order is what lets the collectives of all processes pair up."""
+        while self._postings:
+            ahead = self._next_post - time.monotonic()
+            if self.rate is not None and ahead > 0:
+                if not wait:
+                    return
+                time.sleep(ahead)
+            posting = self._postings.popleft()
+            posting.works.append(posting.post())
+            if self.rate is not None:
+                self._next_post = max(self._next_post, time.monotonic()) + posting.sent / self.rate
+
+    def _wait(self, work: Any, key: Key) -> None:
+        assert self._conversation is not None
+        self._conversation.wait(work, key)
+
+
+@dataclass
+class _Posting:
+    """One collective to post: the bytes it sends, where its handle goes, and how to post it."""
+
+    sent: int
+    works: list[Any]
+    post: Callable[[], Any]
+
+
+@dataclass
+class _Transfer:
+    """A row of collectives that belong together, and how to read the answer off them."""
+
+    group: Group
+    works: list[Any]
+    collect: Callable[[], Any]
+    expected: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.expected = sum(posting.works is self.works for posting in self.group._postings)
+
+    def done(self) -> bool:
+        self.group._pump(wait=False)
+        return len(self.works) == self.expected and all(work.is_completed() for work in self.works)
+
+    def wait(self, key: Key) -> Any:
+        while len(self.works) < self.expected:
+            self.group._pump(wait=True)
+        for work in self.works:
+            self.group._wait(work, key)
+        return self.collect()
+
+
+class _Underway(Exchange):
+    """One round on its way: its headers, its data, and for two-shot its second leg."""
+
+    def __init__(self, group: Group, order: Order, transfer: _Transfer) -> None:
+        self.group, self.order, self.transfer = group, order, transfer
+        self.two_shot = order.kind == "two_shot"
+        self.first_sizes = [part.numel() for part in order.contributions[0]] if self.two_shot else []
+        self.second: _Transfer | None = None
+        self._headers: list[bytes] | None = None
+
+    def poll(self) -> bool:
+        if not self.two_shot:
+            return self.transfer.done()
+        if self.second is None and self._may_reduce():
+            self._reduce()
+        return self.second is not None and self.second.done()
+
+    def _may_reduce(self) -> bool:
+        """Second legs go in the order of the first ones, or those of two rounds would cross."""
+        conversation = self.group._conversation
+        assert conversation is not None
+        heard = self._headers is not None or conversation.arrived(self.order.key)
+        return self.group._two_shots[0] is self and self.transfer.done() and heard
+
+    def _reduce(self) -> None:
+        self.headers()
+        lanes = self.transfer.wait(self.order.key)
+        self.second = self.group._second_leg(self.order, lanes, self.first_sizes)
+        self.group._two_shots.remove(self)
+
+    def headers(self) -> list[bytes]:
+        if self._headers is None:
+            conversation = self.group._conversation
+            assert conversation is not None
+            self._headers = self.group._split(conversation.hear(self.order.key))
+        return self._headers
+
+    def result(self) -> Tensor | list[Tensor]:
+        key = self.order.key
+        if not self.two_shot:
+            return self.transfer.wait(key)
+        while self.second is None:
+            self.group._two_shots[0]._reduce()
+        seconds = self.second.wait(key)
+        return [payload[:size] for payload, size in zip(seconds, self.order.second_sizes, strict=True)]
+
+
+def _unstage(host: Tensor, like: Tensor) -> Tensor:
+    return like if host is like else like.copy_(host, non_blocking=True)
+
+
+def _cut(blob: bytes, sizes: Sequence[int]) -> list[bytes]:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(blob[at : at + size])
+        at += size
+    return pieces

@@ -1,0 +1,25 @@
+"""One paper a file: its equation, its reference, its limit law, its table of rows."""
+
+from .ddp import ddp
+from .desloc import desloc, local_adam, local_states, reset_states
+from .diloco import diloco, streaming_diloco
+from .eager import carry_diloco, delayed_diloco, eager_diloco
+from .local_sgd import local_sgd
+from .sparse import decoupled_momentum, demo, sparseloco
+
+__all__ = [
+    "carry_diloco",
+    "ddp",
+    "decoupled_momentum",
+    "delayed_diloco",
+    "demo",
+    "desloc",
+    "diloco",
+    "eager_diloco",
+    "local_adam",
+    "local_sgd",
+    "local_states",
+    "reset_states",
+    "sparseloco",
+    "streaming_diloco",
+]

@@ -1,0 +1,60 @@
+"""What all tables share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..codec.base import Codec
+from ..codec.dense import Float32
+from ..codec.statistics import Statistics
+from ..fragments import resolve
+from ..replica import View, buffers, params
+from ..rule import Overwrite, Rule
+from ..schedule import Every
+from ..table import Method, Sync
+
+Fragments = Sequence[Sequence[str]]
+
+
+def table(name: str, *rows: Sync, every: int) -> Method:
+    """The rows, and one more for BatchNorm's statistics, which is empty in a model without any."""
+    return Method(name, (*rows, Sync(buffers, Every(every), Overwrite(), Statistics())))
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One fragment of the model, given by names or patterns; all fragments together must name each parameter once."""
+
+    number: int
+    fragments: tuple[tuple[str, ...], ...]
+
+    def among(self, names: list[str]) -> list[str]:
+        return resolve(self.fragments, names)[self.number]
+
+    def __call__(self, name: str) -> bool:
+        return name in self.among([name])
+
+    def __str__(self) -> str:
+        return f"fragment {self.number + 1} of {len(self.fragments)}"
+
+
+def views_of(fragments: Fragments | None) -> list[View]:
+    """The parameters as one view, or one view per fragment."""
+    if fragments is None:
+        return [params]
+    if not fragments:
+        raise ValueError("fragments is empty: leave it out, or give lists of parameter names, as tw.by_layer does")
+    frozen = tuple(tuple(fragment) for fragment in fragments)
+    return [params.where(Fragment(number, frozen)) for number in range(len(frozen))]
+
+
+def parameter_rows(
+    fragments: Fragments | None, every: int, delay: int, rule: Rule, codec: Codec | None, feedback: float | None = None
+) -> list[Sync]:
+    """One row per fragment; fragment p of P is offset by p * every // P."""
+    views = views_of(fragments)
+    return [
+        Sync(view, Every(every, p * every // len(views), delay), rule, codec or Float32(), feedback)
+        for p, view in enumerate(views)
+    ]

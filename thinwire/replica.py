@@ -1,0 +1,327 @@
+"""What one worker owns, and views of it: the only place that knows wrappers, DTensors and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from .codec.base import Layout
+from .state_names import created_states
+
+Predicate = Callable[[str], bool]
+FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # means of gradients: they may be negative, and may travel coarsely
+_WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model beneath DDP, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, (DistributedDataParallel, DataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what torch.compile, activation checkpointing and PEFT put into it.
+
+    >>> clean_name("base_model.model._orig_mod.layers.0.weight")
+    'layers.0.weight'
+    """
+    for piece in _WRAPPER_NAMES:
+        name = name.replace(piece, "")
+    return name.removeprefix("base_model.model.")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _unwrap_optimizer(optimizer: Any) -> Optimizer:
+    """Accelerate's optimizer holds the real one."""
+    while hasattr(optimizer, "accelerator_state"):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"expected a torch optimizer, or a list of them, not {type(optimizer).__name__}")
+    return optimizer
+
+
+class Replica:
+    """One model with its optimizer (or a list of optimizers) and the weight of its contributions.
+
+    `weight` may change at every step (the tokens of a batch, say); each row sums it since its last landed launch.
+
+    >>> model = nn.Linear(2, 2)
+    >>> list(Replica(model, torch.optim.SGD(model.parameters(), lr=.1)).trainable)
+    ['weight', 'bias']
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any, weight: float = 1) -> None:
+        self.model = model
+        self.module = unwrap(model)
+        self.optimizers = [
+            _unwrap_optimizer(o) for o in (optimizer if isinstance(optimizer, (list, tuple)) else [optimizer])
+        ]
+        self.weight = weight
+        named = {clean_name(name): parameter for name, parameter in self.module.named_parameters()}
+        self.trainable = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
+        self.statistics = _batch_norm_buffers(self.module)
+        self._places = self._find_places()
+        if not self.trainable:
+            raise ValueError("the model has no trainable parameter: nothing would ever be sent")
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.trainable.values())).device
+
+    def group_of(self, name: str) -> tuple[Optimizer, dict[str, Any]] | None:
+        """The optimizer and the parameter group that train this parameter."""
+        key = id(self.trainable[name])
+        if key not in self._places:
+            self._places = self._find_places()
+        place = self._places.get(key)
+        return (place[0], place[0].param_groups[place[1]]) if place else None
+
+    def _find_places(self) -> dict[int, tuple[Optimizer, int]]:
+        """By position: loading an optimizer's state replaces its group dictionaries."""
+        return {
+            id(parameter): (optimizer, position)
+            for optimizer in self.optimizers
+            for position, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+
+    def restart_state(self, name: str) -> None:
+        """Set this parameter's optimizer state to zero, its step count too: as it was before the first step."""
+        found = self.group_of(name)
+        state = found[0].state.get(self.trainable[name], {}) if found else {}
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                value.zero_()
+            elif key == "step":
+                state[key] = 0
+
+    def island_mesh(self) -> Any | None:
+        """The device mesh that the parameters are sharded over inside this worker, if any."""
+        meshes = {p.device_mesh for p in self.trainable.values() if isinstance(p, DTensor)}
+        if len(meshes) > 1:
+            raise ValueError("the parameters are sharded over several device meshes: shard them over one")
+        return meshes.pop() if meshes else None
+
+    def fixed_tensors(self) -> dict[str, Tensor]:
+        """What no row carries and no optimizer changes: frozen parameters and persistent buffers."""
+        kept = {clean_name(name) for name in self.module.state_dict(keep_vars=True)}
+        buffers = {clean_name(name): buffer for name, buffer in self.module.named_buffers()}
+        others = {n: b for n, b in buffers.items() if n in kept and n not in self.statistics}
+        return {**self.frozen, **others}
+
+
+def _batch_norm_buffers(module: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for path, part in module.named_modules():
+        if isinstance(getattr(part, "running_mean", None), Tensor):
+            for kind in ("running_mean", "running_var", "num_batches_tracked"):
+                buffer = getattr(part, kind, None)
+                if buffer is not None:
+                    found[clean_name(f"{path}.{kind}" if path else kind)] = buffer
+    return found
+
+
+@dataclass(frozen=True)
+class View:
+    """WHAT live tensors of a replica meet. Use `params`, `grads`, `moment(name)`, `buffers` and `.where`.
+
+    >>> print(params.where(lambda name: "head" not in name))
+    params where <lambda>
+    """
+
+    kind: str
+    states: tuple[str, ...] = ()
+    keep: tuple[Predicate, ...] = ()
+
+    def where(self, keep: Predicate) -> View:
+        """Only the tensors for whose parameter names `keep` is true."""
+        return replace(self, keep=(*self.keep, keep))
+
+    def names(self, replica: Replica) -> list[str]:
+        candidates: Iterable[str] = replica.statistics if self.kind == "buffers" else replica.trainable
+        names = list(candidates)
+        for keep in self.keep:
+            names = keep.among(names) if hasattr(keep, "among") else [name for name in names if keep(name)]
+        if self.kind == "moment":
+            names = [name for name in names if self.state_of(replica, name)]
+        return names
+
+    def state_of(self, replica: Replica, name: str) -> str | None:
+        """Which of the named states this parameter has, or will have; without an optimizer, the first."""
+        if not replica.optimizers:
+            return self.states[0]
+        created = created_states(replica, name)
+        return next((state for state in self.states if state in created), None)
+
+    def tensor(self, replica: Replica, name: str) -> Tensor | None:
+        """The live tensor, or None where there is none yet."""
+        if self.kind == "buffers":
+            return replica.statistics[name]
+        parameter = replica.trainable[name]
+        if self.kind == "params":
+            return local(parameter.detach())
+        if self.kind == "grads":
+            return _gradient(name, parameter)
+        return next((value for state in self.states if (value := _moment(replica, name, state)) is not None), None)
+
+    @property
+    def absolute(self) -> bool:
+        """Whether the tensors are values to agree on, not differences."""
+        return self.kind != "grads"
+
+    def __str__(self) -> str:
+        what = f"moment({' or '.join(self.states)})" if self.kind == "moment" else self.kind
+        return " where ".join([what, *(getattr(keep, "__name__", str(keep)) for keep in self.keep)])
+
+
+params = View("params")
+grads = View("grads")
+buffers = View("buffers")
+
+
+def moment(*states: str) -> View:
+    """The optimizer state of this name, for every trainable parameter that has it; of several names, the first it has.
+
+    >>> print(moment("exp_avg", "momentum_buffer"))
+    moment(exp_avg or momentum_buffer)
+    """
+    return View("moment", states)
+
+
+def _gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    if gradient.layout != torch.strided:
+        raise ValueError(f"{name} has a sparse gradient, which no row can carry: use sparse=False in its module")
+    return local(gradient.detach())
+
+
+def _moment(replica: Replica, name: str, state: str) -> Tensor | None:
+    found = replica.group_of(name)
+    if found is None:
+        return None
+    value = found[0].state.get(replica.trainable[name], {}).get(state)
+    if value is None:
+        return None
+    like = local(replica.trainable[name])
+    value = local(value) if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != like.shape:
+        kind = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"the state {state} of {name} is {kind}, not plain floating point: it cannot be averaged. "
+            "Use a method that leaves optimizer state local: local_sgd, diloco, streaming_diloco or sparseloco"
+        )
+    return value
+
+
+class Live:
+    """The live tensors of one row on one replica, read and written as one flat fp32 buffer."""
+
+    def __init__(self, view: View, replica: Replica, align: int) -> None:
+        self.view, self.replica = view, replica
+        self.names = view.names(replica)
+        self.layout = Layout(tuple(self._shape(name) for name in self.names), align)
+        self.device = replica.device
+
+    def _shape(self, name: str) -> torch.Size:
+        source = self.replica.statistics if self.view.kind == "buffers" else self.replica.trainable
+        return local(source[name]).shape
+
+    def tensors(self) -> list[Tensor | None]:
+        return [self.view.tensor(self.replica, name) for name in self.names]
+
+    def present(self) -> list[bool]:
+        return [tensor is not None for tensor in self.tensors()]
+
+    def dtypes(self) -> list[str]:
+        source = self.replica.statistics if self.view.kind == "buffers" else self.replica.trainable
+        return [str(source[name].dtype).removeprefix("torch.") for name in self.names]
+
+    def read(self) -> Tensor:
+        """A new buffer with the present values; zeros where a tensor is absent."""
+        tensors, views, buffer = self._with_views()
+        torch._foreach_copy_(views, tensors)
+        return buffer
+
+    def drift(self, anchor: Tensor) -> Tensor:
+        """A new buffer with `anchor - x`, the anchor rounded as x is: no training is no drift."""
+        buffer = self.layout.zeros(self.device)
+        parts = zip(self.tensors(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
+        for tensor, view, start in parts:
+            if tensor is None:
+                continue
+            if tensor.dtype is torch.float32:
+                torch.sub(start, tensor, out=view)
+            else:
+                view.copy_(start.to(tensor.dtype)).sub_(tensor)
+        return buffer
+
+    def write(self, buffer: Tensor, held: list[bool] | None = None) -> None:
+        """x = buffer. A missing gradient is created where `held` says that some worker has one."""
+        if self.view.kind == "grads":
+            self._create_gradients(held)
+        pairs = [(x, b) for x, b in zip(self.tensors(), self.layout.views(buffer), strict=True) if x is not None]
+        if held is not None:
+            have = [h for h, x in zip(held, self.tensors(), strict=True) if x is not None]
+            pairs = [pair for pair, h in zip(pairs, have, strict=True) if h]
+        if pairs:
+            torch._foreach_copy_([x for x, _ in pairs], [b for _, b in pairs])
+
+    def add(self, buffer: Tensor, scales: list[float] | None = None) -> None:
+        """x += scale * buffer, in fp32 and then rounded as x is."""
+        views = self.layout.views(buffer)
+        for i, (tensor, view) in enumerate(zip(self.tensors(), views, strict=True)):
+            if tensor is None:
+                continue
+            scale = 1.0 if scales is None else scales[i]
+            tensor.copy_(torch.add(tensor.float(), view, alpha=scale))
+
+    def _create_gradients(self, held: list[bool] | None) -> None:
+        for name, needed in zip(self.names, held or [True] * len(self.names), strict=True):
+            parameter = self.replica.trainable[name]
+            if needed and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _with_views(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        buffer = self.layout.zeros(self.device)
+        pairs = [(x, b) for x, b in zip(self.tensors(), self.layout.views(buffer), strict=True) if x is not None]
+        return [x for x, _ in pairs], [b for _, b in pairs], buffer
+
+    def rates(self) -> list[float]:
+        """The learning rate of each tensor."""
+        return [float(group["lr"]) if group else 0.0 for group in self._groups()]
+
+    def decays(self) -> list[float]:
+        """By how much this state shrinks in one optimizer step: beta, from each tensor's parameter group."""
+        states = [self.view.state_of(self.replica, name) or "" for name in self.names]
+        return [_beta(state, group or {}) for state, group in zip(states, self._groups(), strict=True)]
+
+    def _groups(self) -> list[dict[str, Any] | None]:
+        found = [self.replica.group_of(name) for name in self.names]
+        return [pair[1] if pair else None for pair in found]
+
+
+def _beta(state: str, group: dict[str, Any]) -> float:
+    if state == "momentum_buffer" and "momentum" in group:
+        return float(group["momentum"])
+    if state in ("exp_avg", "exp_avg_sq") and "betas" in group:
+        return float(group["betas"][("exp_avg", "exp_avg_sq").index(state)])
+    raise ValueError(f"the parameter group names no decay for the state {state}: synchronise it with delay=0")

@@ -1,0 +1,402 @@
+"""One row at work: launching its messages, landing the answers. Every method goes through here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .codec.base import Layout, Part, Weight, divide_by_weights
+from .cost import exchange_kind, wire_bytes
+from .header import Header, checksum
+from .replica import Live, Replica
+from .rule import Reduced, Scope, State
+from .table import Sync
+from .transport import Exchange, Key, Order, PeerLost
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+
+@dataclass
+class Lane:
+    """One hosted replica's side of a row.
+
+    `weighed` sums the replica's weight over all steps, `landed` is where it stood at the last landed launch.
+    `unwell`: its tensors were cleared, so the next round leaves it out and it takes the answer outright.
+    """
+
+    live: Live
+    state: State = field(default_factory=dict)
+    weighed: float = 0.0
+    landed: float = 0.0
+    unwell: bool = False
+    offload: bool = False
+
+    @contextmanager
+    def borrowed(self, write: bool = True) -> Iterator[State]:
+        """The state on the device of the tensors; with offload it is fetched, and put back if it may have changed."""
+        if not self.offload:
+            yield self.state
+            return
+        near: State = {k: v if v is None else v.to(self.live.device, non_blocking=True) for k, v in self.state.items()}
+        yield near
+        if write:
+            self.state = {name: self._put_back(name, value) for name, value in near.items()}
+            torch.cuda.current_stream(self.live.device).synchronize()
+
+    def _put_back(self, name: str, value: Tensor | None) -> Tensor | None:
+        if value is None:
+            return None
+        far = self.state.get(name)
+        if far is None:
+            far = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        return far.copy_(value, non_blocking=True)
+
+
+@dataclass
+class Sent:
+    """What one replica put into a round, kept until the answer lands."""
+
+    own: Tensor | None
+    rest: Tensor | None
+    kept: Tensor | None
+    sick: bool
+    weighed: float
+    present: list[bool]
+
+
+@dataclass
+class Answer:
+    """A round's answer before it is applied; `shares` are all workers' fractions of the weight."""
+
+    mean: Tensor
+    shares: list[float]
+    held: list[bool] | None
+    unequal: bool = False
+
+
+@dataclass
+class Flight:
+    """A round under way."""
+
+    number: int
+    sent: list[Sent]
+    exchange: Exchange | None
+    started: float
+    answer: Answer | None = None
+    lost: PeerLost | None = None
+    arrived: float | None = None
+
+
+class Row:
+    """A `Sync` bound to the replicas hosted here."""
+
+    def __init__(self, index: int, sync: Sync, replicas: Sequence[Replica], fleet: Fleet, offload: bool) -> None:
+        self.index, self.sync, self.fleet = index, sync, fleet
+        offload = offload and replicas[0].device.type == "cuda"
+        self.lanes = [Lane(Live(sync.view, replica, sync.codec.align), offload=offload) for replica in replicas]
+        self.layout: Layout = self.lanes[0].live.layout
+        self.names = self.lanes[0].live.names
+        self.flights: deque[Flight] = deque()
+        self.launched = self.landed = 0
+        self.equal_at = -1  # the step after which the tensors were made equal on all workers
+        for lane in self.lanes if self.names else []:
+            sync.rule.check(lane.live)
+
+    @property
+    def scope(self) -> Scope:
+        return self.sync.scope(self.fleet.workers)
+
+    @property
+    def kind(self) -> str:
+        return exchange_kind(self.sync.codec, self.fleet.workers)
+
+    def begin(self) -> None:
+        """Take the state from the present tensors; nothing that fell due before now is made up for."""
+        self.launched = self.landed = self.sync.every.rounds_due(self.fleet.steps)
+        for lane in self.lanes:
+            state = self.sync.rule.init(lane.live, self.scope)
+            if self.sync.feedback is not None and not self.sync.codec.lossless:
+                state["residual"] = self.layout.zeros(lane.live.device)
+            lane.state = {name: lane._put_back(name, value) for name, value in state.items()} if lane.offload else state
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def weigh(self) -> None:
+        for lane in self.lanes:
+            lane.weighed += lane.live.replica.weight
+
+    def tick(self) -> None:
+        """Land what is due, then launch what is due; without a delay, land that too."""
+        if not self.names:
+            return
+        self.land_due()
+        while self.launched < self.sync.every.rounds_due(self.fleet.steps_begun):
+            self.launch()
+        self.land_due()
+
+    def land_due(self) -> None:
+        while self.flights and self.sync.every.landing_step(self.flights[0].number) <= self.fleet.steps_begun:
+            self.land()
+        for flight in self.flights:
+            if flight.exchange is not None and flight.arrived is None and flight.exchange.poll():
+                flight.arrived = time.monotonic()
+
+    # -- launch ----------------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Start the next round; never waits for a peer."""
+        self.launched += 1
+        if self.sync.rule.silent:
+            return self._apply_silently()
+        prepared = [self._prepare(lane) for lane in self.lanes]
+        key = Key("round", self.index, self.launched)
+        headers = [header.pack(self.fleet.header_length) for header, _, _ in prepared]
+        order = Order(key, headers, self.kind, [contribution for _, contribution, _ in prepared], step=self.fleet.steps)
+        if self.kind == "two_shot":
+            self._plan_second_leg(order)
+        flight = Flight(self.launched, [sent for _, _, sent in prepared], None, time.monotonic())
+        flight.exchange = self.fleet.transport.exchange(order)
+        self.flights.append(flight)
+        self._count(prepared[0][0].size)
+
+    def _count(self, size: int) -> None:
+        fleet, second = self.fleet, self.sync.codec.second
+        fleet.bytes_sent += size
+        moved = wire_bytes(self.kind, size, second.size(self.layout) if second else 0, fleet.workers)
+        moved += (fleet.workers - 1) * fleet.header_length
+        fleet.wire_sent += moved
+        fleet.wire_received += moved
+
+    def _apply_silently(self) -> None:
+        for lane in self.lanes:
+            self.sync.rule.recv(
+                lane.live, lane.state, Reduced(self.layout.zeros(lane.live.device), None, 1.0), self.scope
+            )
+        self.landed = self.launched
+
+    def _prepare(self, lane: Lane) -> tuple[Header, Tensor | list[Tensor], Sent]:
+        rule, present = self.sync.rule, lane.live.present()
+        with lane.borrowed() as state:
+            message = self._message(lane, state)
+            norm, weight, sick = self._health(lane, message)
+            if sick:
+                message.zero_()
+            kept = rule.depart(lane.live, state, message, self.scope)
+            shared = rule.shared_copy(state)
+            bits = checksum(shared) if shared is not None else 0
+        sent = Sent(None, None, kept, sick, lane.weighed, present)
+        contribution = self._encode(message, sent, weight)
+        size = self.fleet.island.total(self.sync.codec.size(self.layout))
+        return Header(size, weight, norm, bits, present=present), contribution, sent
+
+    def _message(self, lane: Lane, state: State) -> Tensor:
+        message = self.sync.rule.send(lane.live, state, self.scope)
+        residual = state.get("residual")
+        return message if residual is None else message.add_(residual, alpha=self.sync.feedback or 0.0)
+
+    def _health(self, lane: Lane, message: Tensor) -> tuple[float, float, bool]:
+        """Norm, weight and whether the replica must be left out; decided once for all shards of a worker."""
+        norm = float(torch.linalg.vector_norm(message))
+        nominal = self.sync.every.period * (self.launched - self.landed)
+        weight = (lane.weighed - lane.landed) / nominal
+        norm, weight = self.fleet.island.agree(norm, weight)
+        sick = lane.unwell or not math.isfinite(norm)
+        lane.unwell = False
+        if sick:
+            text = f"row {self.index}, round {self.launched}: the message was not finite and is left out"
+            worker = self.fleet.worker + self.lanes.index(lane)
+            self.fleet.events.add("sick", self.fleet.steps, text, self.index, self.launched, [worker])
+        return (0.0, 0.0, True) if sick else (norm, weight, False)
+
+    def _encode(self, message: Tensor, sent: Sent, weight: float) -> Tensor | list[Tensor]:
+        codec = self.sync.codec
+        wants_own = self.sync.rule.uses_own(self.scope)
+        if codec.linear:
+            sent.own = message.clone() if wants_own else None
+            return message if weight == 1 else message.mul_(weight)
+        wants_rest = self.sync.feedback is not None and not sent.sick
+        payloads = []
+        for part in self._parts():
+            piece = message[part.start : part.stop]
+            if wants_own or wants_rest:
+                payload, own = codec.encode_with_own(piece, part.layout)
+                sent.own = own if sent.own is None else torch.cat([sent.own, own])
+            else:
+                payload = codec.encode(piece, part.layout)
+            payloads.append(payload)
+        if wants_rest and sent.own is not None:
+            sent.rest = message.sub_(sent.own)
+        sent.own = sent.own if wants_own else None
+        return payloads if self.kind == "two_shot" else payloads[0]
+
+    def _parts(self) -> list[Part]:
+        if self.kind == "two_shot":
+            return self.layout.parts(self.fleet.transport.parts)
+        return [Part(0, self.layout.total, self.layout)]
+
+    def _plan_second_leg(self, order: Order) -> None:
+        codec, second, parts = self.sync.codec, self.sync.codec.second, self._parts()
+        assert second is not None
+
+        def reduce(index: int, payloads: Sequence[Tensor]) -> Tensor:
+            assert flight_headers.exchange is not None
+            part = parts[index]
+            weights, _ = self._weights(self._headers(flight_headers.exchange), payloads[0].device)
+            local = [w[part.start : part.stop] if isinstance(w, Tensor) else w for w in weights]
+            return second.encode(codec.merge(payloads, local, part.layout), part.layout)
+
+        flight_headers = _Promise(self, order.key.round)
+        order.reduce = reduce
+        order.second_sizes = [second.size(part.layout) for part in parts]
+
+    # -- land ------------------------------------------------------------------------------------------------------
+
+    def _headers(self, exchange: Exchange) -> list[Header]:
+        return [Header.unpack(blob, len(self.names)) for blob in exchange.headers()]
+
+    def _weights(self, headers: list[Header], device: torch.device) -> tuple[list[Weight], list[bool] | None]:
+        """One weight a worker; one a value where some worker lacks some tensor."""
+        if all(all(header.present) for header in headers):
+            return [header.weight for header in headers], None
+        spans = torch.tensor(self.layout.spans, device=device)
+        masks = [torch.tensor(header.present, device=device).repeat_interleave(spans) for header in headers]
+        held = [any(h.present[i] and h.weight for h in headers) for i in range(len(self.names))]
+        return [mask.float() * header.weight for mask, header in zip(masks, headers, strict=True)], held
+
+    def complete(self, flight: Flight) -> None:
+        """Wait for the answer without applying it."""
+        if flight.answer is not None or flight.lost is not None or flight.exchange is None:
+            return
+        begun = time.monotonic()
+        try:
+            flight.answer = self._answer(flight.exchange)
+        except PeerLost as error:
+            flight.lost = error
+        now = time.monotonic()
+        self.fleet.clock.round_ended(flight.started, flight.arrived, begun, now)
+        if not self.fleet.island.all(flight.lost is None) and flight.lost is None:
+            flight.lost = PeerLost(f"row {self.index}, round {flight.number}: lost by another shard of this worker")
+        flight.exchange = None
+
+    def _answer(self, exchange: Exchange) -> Answer:
+        headers = self._headers(exchange)
+        self._check_sizes(headers)
+        result = exchange.result()
+        total = sum(header.weight for header in headers)
+        if total == 0:
+            raise _AllSick(f"row {self.index}: no worker had a finite message")
+        mean, held = self._mean(result, headers)
+        unequal = len({header.checksum for header in headers}) > 1
+        compares = self.sync.rule.drifts and (self.sync.codec.linear or self.sync.codec.second is not None)
+        self.fleet.clock.drift(headers, self._norm(mean) if compares else None)
+        return Answer(mean, [header.weight / total for header in headers], held, unequal)
+
+    def _norm(self, mean: Tensor) -> float:
+        return self.fleet.island.agree(float(torch.linalg.vector_norm(mean)), 0.0)[0]
+
+    def _check_sizes(self, headers: list[Header]) -> None:
+        sizes = [header.size for header in headers]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"row {self.index}: workers sent messages of different sizes, {sizes} bytes")
+
+    def _mean(self, result: Tensor | list[Tensor], headers: list[Header]) -> tuple[Tensor, list[bool] | None]:
+        device = self.lanes[0].live.device
+        weights, held = self._weights(headers, device)
+        if isinstance(result, Tensor):
+            return divide_by_weights(result, weights), held
+        if self.kind == "gather":
+            return self.sync.codec.merge(result, weights, self.layout), held
+        second = self.sync.codec.second
+        assert second is not None
+        pieces = [second.decode(payload, part.layout) for payload, part in zip(result, self._parts(), strict=True)]
+        return torch.cat(pieces), held
+
+    def land(self) -> None:
+        """Apply the oldest round under way, waiting for it."""
+        flight = self.flights[0]
+        self.complete(flight)
+        self.flights.popleft()
+        if flight.lost is not None:
+            self._lose(flight, flight.lost)
+        else:
+            assert flight.answer is not None
+            self._apply(flight, flight.answer)
+
+    def _lose(self, flight: Flight, lost: PeerLost) -> None:
+        lost.row, lost.round, lost.step = self.index, flight.number, self.fleet.steps
+        self.fleet.events.add("lost", lost.step, str(lost), self.index, flight.number, lost.workers)
+        for lane, sent in zip(self.lanes, flight.sent, strict=True):
+            with lane.borrowed() as state:
+                self.sync.rule.lose(lane.live, state, sent.kept, self.scope)
+            if self.sync.view.kind == "grads":
+                for parameter in lane.live.replica.trainable.values():
+                    parameter.grad = None  # every worker skips this inner step
+        if not (self.fleet.transport.survives or isinstance(lost, _AllSick)):
+            raise lost
+
+    def _apply(self, flight: Flight, answer: Answer) -> None:
+        self.landed = flight.number
+        if answer.unequal:
+            self._send_copy_again(flight.number)
+        for i, (lane, sent) in enumerate(zip(self.lanes, flight.sent, strict=True)):
+            last = i == len(self.lanes) - 1
+            mean = answer.mean if last else answer.mean.clone()
+            self._spare_the_absent(sent, mean)
+            share = answer.shares[self.fleet.worker + i]
+            with lane.borrowed() as state:
+                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held)
+                self.sync.rule.recv(lane.live, state, reduced, self.scope)
+                if sent.rest is not None:
+                    state["residual"] = sent.rest
+            lane.landed = max(lane.landed, sent.weighed)
+            if sent.sick:
+                self.fleet.cleanse(lane.live.replica, self)
+        if self.sync.rule.equalises(self.scope):
+            self.equal_at = self.fleet.steps_begun
+
+    def _spare_the_absent(self, sent: Sent, mean: Tensor) -> None:
+        """A tensor that this replica did not have at launch is not corrected by an answer it took no part in."""
+        if self.sync.every.delay and not all(sent.present):
+            for view, there in zip(self.layout.views(mean), sent.present, strict=True):
+                if not there:
+                    view.zero_()
+
+    def _send_copy_again(self, number: int) -> None:
+        copies = []
+        for lane in self.lanes:
+            with lane.borrowed(write=False) as state:
+                copy = self.sync.rule.shared_copy(state)
+                assert copy is not None
+                copies.append(copy)
+        first = self.fleet.transport.broadcast(copies, 0)
+        for lane in self.lanes:
+            with lane.borrowed() as state:
+                copy = self.sync.rule.shared_copy(state)
+                assert copy is not None
+                copy.copy_(first)
+        text = f"row {self.index}, round {number}: the workers' shared copies differed; worker 0's was sent again"
+        self.fleet.events.add("unequal", self.fleet.steps, text, self.index, number)
+
+
+class _AllSick(PeerLost):
+    """No worker had anything finite to say: the round is lost, whatever the transport."""
+
+
+class _Promise:
+    """The exchange of a round that is being launched: known only once the order is placed."""
+
+    def __init__(self, row: Row, number: int) -> None:
+        self.row, self.number = row, number
+
+    @property
+    def exchange(self) -> Exchange | None:
+        return next(flight.exchange for flight in self.row.flights if flight.number == self.number)

@@ -1,0 +1,153 @@
+"""A fleet as plain tensors and numbers, and back.
+
+The keys are the same at every step (a round that is not under way is saved as zeros) and carry the worker's number,
+so that `torch.distributed.checkpoint` can fill them in and does not take two workers' state for one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .row import Answer, Flight, Lane, Row, Sent
+from .transport import PeerLost
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+FORMAT = 1
+_COUNTERS = ("steps", "bytes_sent", "wire_sent", "wire_received")
+
+
+def save(fleet: Fleet) -> dict[str, Any]:
+    """Waits for the rounds under way, without landing them."""
+    _prepare(fleet)
+    for row in fleet.rows:
+        for flight in row.flights:
+            row.complete(flight)
+    workers = {_key(fleet, lane): _save_worker(fleet, lane) for lane in range(len(fleet.replicas))}
+    return {"format": FORMAT, "method": str(fleet.method), "workers": fleet.workers, **workers}
+
+
+def _prepare(fleet: Fleet) -> None:
+    """A fleet that has not begun has its state taken from the model, which is not compared with the others' yet."""
+    fleet._open()
+    if not fleet._begun and not fleet.loaded:
+        for row in fleet.rows:
+            row.begin()
+
+
+def _key(fleet: Fleet, lane: int) -> str:
+    shard = f".shard{fleet.island.shard}" if fleet.island.shard is not None else ""
+    return f"worker{fleet.worker + lane}{shard}"
+
+
+def _save_worker(fleet: Fleet, lane: int) -> dict[str, Any]:
+    counters = {name: getattr(fleet, name) for name in _COUNTERS}
+    return {**counters, **{f"row{row.index}": _save_row(row, row.lanes[lane], lane) for row in fleet.rows if row.names}}
+
+
+def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
+    zeros = torch.zeros(row.layout.total)
+    state = {name: zeros.clone() if value is None else value.clone() for name, value in lane.state.items()}
+    empty = [name for name, value in lane.state.items() if value is None]
+    return {
+        "launched": row.launched,
+        "landed": row.landed,
+        "equal_at": row.equal_at,
+        "weighed": lane.weighed,
+        "weight_landed": lane.landed,
+        "unwell": lane.unwell,
+        "state": state,
+        "empty": ",".join(empty),
+        **{f"flight{i}": _save_flight(row, index, i) for i in range(row.sync.every.in_flight)},
+    }
+
+
+def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
+    flight = row.flights[slot] if slot < len(row.flights) else None
+    sent = flight.sent[lane] if flight else Sent(None, None, None, False, 0.0, [True] * len(row.names))
+    answer = flight.answer if flight else None
+    zeros = torch.zeros(row.layout.total)
+    buffers = {"mean": answer.mean if answer else None, "own": sent.own, "rest": sent.rest, "kept": sent.kept}
+    held = answer.held if answer and answer.held is not None else [True] * len(row.names)
+    return {
+        "number": flight.number if flight else 0,
+        "lost": str(flight.lost) if flight and flight.lost else "",
+        "sick": sent.sick,
+        "weighed": sent.weighed,
+        "unequal": answer.unequal if answer else False,
+        "present": torch.tensor(sent.present),
+        "held": torch.tensor(held),
+        "shares": torch.tensor(answer.shares if answer else [0.0] * row.fleet.workers, dtype=torch.float64),
+        "has": ",".join(name for name, value in buffers.items() if value is not None),
+        **{name: zeros.clone() if value is None else value.clone() for name, value in buffers.items()},
+    }
+
+
+def load(fleet: Fleet, saved: dict[str, Any]) -> None:
+    _prepare(fleet)
+    _check(fleet, saved)
+    for lane in range(len(fleet.replicas)):
+        state = saved[_key(fleet, lane)]
+        for name in _COUNTERS:
+            setattr(fleet, name, int(state[name]))
+        for row in fleet.rows:
+            if row.names:
+                _load_row(row, row.lanes[lane], lane, state[f"row{row.index}"])
+    fleet.steps_begun = fleet.steps
+    fleet.loaded, fleet._begun = True, False
+
+
+def _check(fleet: Fleet, saved: dict[str, Any]) -> None:
+    if saved.get("format") != FORMAT:
+        raise ValueError(f"this state has format {saved.get('format')}, thinwire reads format {FORMAT}")
+    if saved["method"] != str(fleet.method):
+        raise ValueError(
+            f"the state was saved with another method:\n{saved['method']}\nnot\n{fleet.method}\n"
+            "Build the fleet with that method, load, then fleet.switch(new method)"
+        )
+    missing = [key for key in (_key(fleet, i) for i in range(len(fleet.replicas))) if key not in saved]
+    if saved["workers"] != fleet.workers or missing:
+        lacking = f" and holds no {missing[0]}" if missing else ""
+        raise ValueError(
+            f"the state was saved by {saved['workers']} workers{lacking}; this fleet has {fleet.workers}. "
+            "Start the same number, or load only model and optimizer and begin with new outer state"
+        )
+
+
+def _load_row(row: Row, lane: Lane, index: int, saved: dict[str, Any]) -> None:
+    row.launched, row.landed, row.equal_at = int(saved["launched"]), int(saved["landed"]), int(saved["equal_at"])
+    lane.weighed, lane.landed = float(saved["weighed"]), float(saved["weight_landed"])
+    lane.unwell = bool(saved["unwell"])
+    empty = saved["empty"].split(",")
+    state = {name: None if name in empty else value.to(lane.live.device) for name, value in saved["state"].items()}
+    lane.state = {name: lane._put_back(name, value) for name, value in state.items()} if lane.offload else {
+        name: value if value is None else value.clone() for name, value in state.items()
+    }  # fmt: skip
+    slots = [saved[f"flight{i}"] for i in range(row.sync.every.in_flight)]
+    flying = [slot for slot in slots if slot["number"]]
+    if index == 0:
+        row.flights.clear()
+        row.flights.extend(Flight(int(slot["number"]), [], None, time.monotonic()) for slot in flying)
+    for flight, slot in zip(row.flights, flying, strict=True):
+        _load_flight(row, flight, slot)
+
+
+def _load_flight(row: Row, flight: Flight, slot: dict[str, Any]) -> None:
+    device, has = row.lanes[0].live.device, slot["has"].split(",")
+    buffers: dict[str, Tensor | None] = {
+        name: slot[name].to(device).clone() if name in has else None for name in ("mean", "own", "rest", "kept")
+    }
+    present = slot["present"].tolist()
+    sent = Sent(buffers["own"], buffers["rest"], buffers["kept"], bool(slot["sick"]), float(slot["weighed"]), present)
+    flight.sent.append(sent)
+    if slot["lost"]:
+        flight.lost = PeerLost(slot["lost"])
+    else:
+        mean, held = buffers["mean"], slot["held"].tolist()
+        assert mean is not None
+        flight.answer = Answer(mean, slot["shares"].tolist(), None if all(held) else held, bool(slot["unequal"]))

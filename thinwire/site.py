@@ -1,0 +1,111 @@
+"""Where this process stands among those it exchanges with, and the connections it opens to them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+_instances: Counter[tuple[int, ...]] = Counter()
+
+
+@dataclass
+class Site:
+    """A rank among `size` processes with a store of their own; `address` is the interface to use, None for torch's."""
+
+    store: Any
+    rank: int
+    size: int
+    timeout: float
+    address: str | None = None
+    parent: Any = None
+
+    def gloo(self, name: str) -> Any:
+        """A gloo group apart from all others."""
+        options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = datetime.timedelta(seconds=self.timeout)
+        device = dist.ProcessGroupGloo.create_default_device()
+        if self.address is not None:
+            device = dist.ProcessGroupGloo.create_device(hostname=self.address)
+        elif os.environ.get("GLOO_SOCKET_IFNAME"):
+            device = dist.ProcessGroupGloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"].split(",")[0])
+        options._devices = [device]
+        return dist.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.size, options)
+
+    def nccl(self) -> Any | None:
+        """An NCCL group apart from all others, where the parent group speaks NCCL."""
+        if self.parent is None or "nccl" not in dist.get_backend_config(self.parent):
+            return None
+        return dist.new_group(
+            dist.get_process_group_ranks(self.parent),
+            timeout=datetime.timedelta(seconds=self.timeout),
+            backend="nccl",
+            use_local_synchronization=True,
+        )
+
+
+def site_of_group(group_or_mesh: Any) -> Site:
+    """The place of this process in a process group, in one dimension of a mesh, or in the default group."""
+    if not dist.is_initialized():
+        raise ValueError(
+            "no process group: start with torchrun, call torch.distributed.init_process_group(), "
+            "or join machines with tw.Group.connect(HOST:PORT, worker=i, workers=n)"
+        )
+    if isinstance(group_or_mesh, DeviceMesh) and group_or_mesh.ndim != 1:
+        raise ValueError('pass one dimension of the mesh, as in tw.Group(mesh["workers"])')
+    group = group_or_mesh.get_group() if isinstance(group_or_mesh, DeviceMesh) else group_or_mesh or dist.group.WORLD
+    ranks = tuple(dist.get_process_group_ranks(group))
+    _instances[ranks] += 1
+    prefix = f"thinwire/{'-'.join(map(str, ranks))}/{_instances[ranks]}"
+    store = c10d.PrefixStore(prefix, c10d._get_default_store())
+    return Site(store, ranks.index(dist.get_rank()), len(ranks), _timeout_of(group), _way_to_master(), group)
+
+
+def _timeout_of(group: Any) -> float:
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    return group._get_backend(device).options._timeout.total_seconds()
+
+
+def _way_to_master() -> str | None:
+    """The address of the interface that reaches the master: a host's own name may resolve to another one."""
+    master = os.environ.get("MASTER_ADDR")
+    return own_address(master) if master and not os.environ.get("GLOO_SOCKET_IFNAME") else None
+
+
+def own_address(host: str, port: int = 9) -> str:
+    """The address this machine uses to reach `host`. Sends nothing.
+
+    >>> own_address("127.0.0.1")
+    '127.0.0.1'
+    """
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ValueError(f"no way to {host}: {error}. Check the name, and that a network interface is up") from error
+
+
+def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
+    """The place of this process when worker 0 of every site meets at `address`: process r meets the other r-th ones."""
+    if not 0 <= worker < workers:
+        raise ValueError(f"worker must be from 0 to {workers - 1}, not {worker}")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    host = host.strip("[]")
+    inner = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    mine = own_address(host, int(port))
+    listens = worker == 0 and inner == 0
+    wait = datetime.timedelta(seconds=timeout)
+    store = c10d.TCPStore(host, int(port), None, listens, timeout=wait, wait_for_workers=False)
+    return Site(c10d.PrefixStore(f"thinwire/{inner}", store), worker, workers, timeout, mine)

@@ -1,0 +1,125 @@
+"""Before the first step: do the workers run the same method on the same model, from the same values?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .codec.base import Layout
+from .header import checksum
+from .replica import Replica, local
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+SHOWN = 4  # differences listed in an error
+
+
+def compare_settings(fleet: Fleet) -> None:
+    """Raise on every worker when two of them disagree on the method or on the tensors of a row."""
+    facts = [_facts(fleet, i) for i in range(len(fleet.replicas))]
+    digests = fleet.transport.talk([hashlib.sha256(json.dumps(fact).encode()).digest() for fact in facts])
+    if len(set(digests)) == 1:
+        return
+    everybody = [json.loads(blob) for blob in fleet.transport.talk([json.dumps(fact).encode() for fact in facts])]
+    other = next(worker for worker, digest in enumerate(digests) if digest != digests[0])
+    raise ValueError(
+        f"workers disagree: {_difference(everybody[0], everybody[other], other)}. Start all with the same settings"
+    )
+
+
+def _facts(fleet: Fleet, lane: int) -> dict[str, Any]:
+    tensors = {}
+    for row in fleet.rows:
+        live = row.lanes[lane].live
+        for name, shape, dtype in zip(live.names, live.layout.shapes, live.dtypes(), strict=True):
+            tensors[f"{row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype}"
+    return {"method": str(fleet.method), "tensors": tensors}
+
+
+def _difference(first: dict[str, Any], other: dict[str, Any], worker: int) -> str:
+    if first["method"] != other["method"]:
+        pairs = zip(first["method"].split("\n"), other["method"].split("\n"), strict=False)
+        mine, theirs = next((pair for pair in pairs if pair[0] != pair[1]), (first["method"], other["method"]))
+        return f"worker 0 has the method [{mine}], worker {worker} has [{theirs}]"
+    mine, theirs = first["tensors"], other["tensors"]
+    names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+    lines = [f"{n}: {mine.get(n, 'absent')} on worker 0, {theirs.get(n, 'absent')} on worker {worker}" for n in names]
+    return "; ".join(lines[:SHOWN]) + (f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
+
+
+def equalise(fleet: Fleet) -> None:
+    """Give every worker worker 0's trainable tensors where they differ; a fixed tensor that differs is an error."""
+    sums = [_value_sums(replica) for replica in fleet.replicas]
+    blobs = [json.dumps([_digest(fixed), _digest(moving)]).encode() for fixed, moving in sums]
+    heard = [json.loads(blob) for blob in fleet.transport.talk(blobs)]
+    if len({fixed for fixed, _ in heard}) > 1:
+        _refuse_fixed(fleet, [fixed for fixed, _ in sums])
+    if len({moving for _, moving in heard}) == 1 or fleet.loaded:
+        return
+    for layout, tensors in _carriers(fleet):
+        _spread(fleet, layout, tensors)
+    fleet.events.add("start", 0, "workers started from different values; worker 0's were sent to all")
+
+
+def _value_sums(replica: Replica) -> tuple[dict[str, int], dict[str, int]]:
+    """BatchNorm's statistics are not compared: the first batches have moved them already."""
+    return _sums(replica.fixed_tensors()), _sums(dict(replica.trainable))
+
+
+def _sums(tensors: dict[str, Tensor]) -> dict[str, int]:
+    return {name: checksum(local(tensor.detach())) if tensor.numel() else 0 for name, tensor in tensors.items()}
+
+
+def _digest(sums: dict[str, int]) -> str:
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+def _refuse_fixed(fleet: Fleet, fixed: list[dict[str, int]]) -> None:
+    heard = [json.loads(blob) for blob in fleet.transport.talk([json.dumps(sums).encode() for sums in fixed])]
+    for worker, sums in enumerate(heard):
+        names = [name for name in {**heard[0], **sums} if heard[0].get(name) != sums.get(name)]
+        if names:
+            raise ValueError(
+                f"the frozen tensor {names[0]} differs between worker 0 and worker {worker}"
+                + (f", and {len(names) - 1} more" if len(names) > 1 else "")
+                + ": frozen tensors are never sent, so load the same base weights on every worker"
+            )
+
+
+def _carriers(fleet: Fleet) -> list[tuple[Layout, list[list[Tensor]]]]:
+    """All that trains, per kind of tensor, with one list of live tensors per hosted replica."""
+    found = []
+    for kind in ("trainable", "statistics"):
+        tables: list[dict[str, Tensor]] = [getattr(replica, kind) for replica in fleet.replicas]
+        names = list(tables[0])
+        if names:
+            tensors = [[local(table[name].detach()) for name in names] for table in tables]
+            found.append((Layout(tuple(tensor.shape for tensor in tensors[0])), tensors))
+    return found
+
+
+def _spread(fleet: Fleet, layout: Layout, tensors: list[list[Tensor]]) -> None:
+    buffers = []
+    for mine in tensors:
+        buffer = layout.zeros(fleet.replicas[0].device)
+        torch._foreach_copy_(layout.views(buffer), mine)
+        buffers.append(buffer)
+    first = layout.views(fleet.transport.broadcast(buffers, 0))
+    for mine in tensors:
+        torch._foreach_copy_(mine, first)
+
+
+def compare_shared_copies(fleet: Fleet) -> None:
+    """After loading: the outer copies must be the same bits on every worker."""
+    for row in fleet.rows:
+        sums = []
+        for lane in row.lanes:
+            copy = row.sync.rule.shared_copy(lane.state)
+            sums.append(b"" if copy is None else str(checksum(copy)).encode())
+        if len(set(fleet.transport.talk(sums))) > 1:
+            row._send_copy_again(row.launched)

@@ -1,0 +1,45 @@
+"""Which states an optimizer keeps for a parameter, before it has taken a step."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+
+def created_states(replica: Replica, name: str) -> frozenset[str]:
+    """The names of the tensors that the optimizer keeps, or will keep, for this parameter.
+
+    An optimizer creates its state in its first step with a gradient, which may come late and on one worker only.
+    All workers must agree on the names before that, so a trial step on a tiny stand-in parameter tells them.
+    """
+    found = replica.group_of(name)
+    if found is None:
+        return frozenset()
+    optimizer, group = found
+    parameter = replica.trainable[name]
+    present = _named_tensors(optimizer.state.get(parameter, {}))
+    return present or _trial_step(optimizer, group, parameter.ndim)
+
+
+def _named_tensors(state: dict[str, Any]) -> frozenset[str]:
+    return frozenset(key for key, value in state.items() if isinstance(value, Tensor) and key != "step")
+
+
+def _trial_step(optimizer: Optimizer, group: dict[str, Any], dimensions: int) -> frozenset[str]:
+    stand_in = torch.nn.Parameter(torch.ones((2,) * dimensions, device=group["params"][0].device))
+    stand_in.grad = torch.ones_like(stand_in)
+    trial = copy.copy(optimizer)
+    trial.state = defaultdict(dict)
+    trial.param_groups = [{**group, "params": [stand_in]}]
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(trial, hooks, OrderedDict())
+    type(optimizer).step(trial)  # the class's own step: a scheduler may have replaced the instance's
+    return _named_tensors(trial.state[stand_in])

@@ -1,0 +1,92 @@
+"""A method is a table of rows; this is the table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from .codec.base import Codec
+from .codec.dense import Float32
+from .replica import Live, Replica, View
+from .rule import Rule, Scope, check_pairing
+from .schedule import Every
+
+
+@dataclass(frozen=True)
+class HalfLife:
+    """A period to be read off the optimizer: the steps in which a state forgets half, `ln .5 / ln beta`."""
+
+    states: tuple[str, ...]
+    least: int
+    delay: int = 0
+
+    def resolve(self, replica: Replica) -> Every:
+        """The shortest half-life of any parameter group, but no shorter than the period of the parameters."""
+        betas = Live(View("moment", self.states), replica, align=1).decays()
+        lives = [math.log(0.5) / math.log(beta) for beta in betas if 0 < beta < 1]
+        return Every(max(self.least, round(min(lives, default=1))), delay=self.delay)
+
+    def __str__(self) -> str:
+        return f"half-life, at least {self.least}"
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One row: WHAT tensors meet, WHEN, HOW the answer is applied, HOW the message is written.
+
+    `feedback` keeps what the codec dropped and adds this fraction of it to the next message.
+
+    >>> from thinwire import params, Average
+    >>> print(Sync(params, Every(8), Average()))
+    params | every 8 | Average() | Float32()
+    """
+
+    view: View
+    when: Every | HalfLife
+    rule: Rule
+    codec: Codec = Float32()
+    feedback: float | None = None
+
+    def __post_init__(self) -> None:
+        check_pairing(self.rule, self.view.kind, self.view.states, self.codec.coarse, self.feedback, self.when.delay)
+
+    @property
+    def every(self) -> Every:
+        """The schedule, once it is known."""
+        if isinstance(self.when, HalfLife):
+            raise ValueError(
+                'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
+            )
+        return self.when
+
+    def resolved(self, replica: Replica) -> Sync:
+        """This row with its period known."""
+        return replace(self, when=self.when.resolve(replica)) if isinstance(self.when, HalfLife) else self
+
+    def scope(self, workers: int) -> Scope:
+        return Scope(workers, self.every.delay, self.codec.coarse, self.codec.lossless)
+
+    def __str__(self) -> str:
+        cells = [str(self.view), str(self.when), repr(self.rule), "-" if self.rule.silent else repr(self.codec)]
+        return " | ".join(cells + ([f"feedback {self.feedback}"] if self.feedback is not None else []))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name and its rows; print it to see what it does."""
+
+    name: str
+    rows: tuple[Sync, ...]
+
+    def resolved(self, replica: Replica) -> Method:
+        return replace(self, rows=tuple(row.resolved(replica) for row in self.rows))
+
+    def __str__(self) -> str:
+        lines = [str(row).split(" | ") for row in self.rows]
+        widths = [max((len(line[i]) for line in lines if i < len(line)), default=0) for i in range(5)]
+        table = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() for line in lines
+        ]
+        return "\n".join(
+            [f"{self.name}: {len(self.rows)} rows (what | when | how it is applied | how it is written)", *table]
+        )
