@@ -45,7 +45,7 @@ def test_steady_state_is_more_than_the_papers_say(cells):
     assert all(cell.steady_state is None or cell.steady_state >= cell.ours for cell in cells)
 
 
-def test_a_published_number_is_never_an_input(monkeypatch):
-    ours = [cell.ours for cell in paper.cells()]
-    monkeypatch.setattr(paper, "PUBLISHED", dict.fromkeys(paper.PUBLISHED, ("1 1 1 1 1",) * 3))
-    assert [cell.ours for cell in paper.cells()] == ours
+def test_a_published_number_is_never_an_input(cells, monkeypatch):
+    schedule = next(iter(paper.PUBLISHED))
+    monkeypatch.setattr(paper, "PUBLISHED", {schedule: ("1 1 1 1 1",) * 3})
+    assert [cell.ours for cell in paper.cells()] == [cell.ours for cell in cells[:15]]

@@ -1,0 +1,128 @@
+"""The real command line; in processes of its own where what a process does is the question."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from thinwire.plan.__main__ import main
+
+ASK = ["--params", "120e6", "--layers", "12", "--step-time", "1.2", "--workers", "4", "--latency", "30ms"]
+LINE = ["--bandwidth", "100Mbit"]
+
+
+def run(*arguments, check=True, program=("-m", "thinwire.plan")):
+    done = subprocess.run([sys.executable, *program, *arguments], capture_output=True, text=True, timeout=240)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture
+def ask(capsys):
+    """The command called in this process: what it writes to standard output."""
+
+    def call(*arguments):
+        assert main(list(arguments)) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_paper_tables_as_json_and_nothing_else(ask):
+    answer = json.loads(ask("--paper-tables", "--json"))
+    assert answer["total"] == len(answer["cells"]) == 120
+    assert answer["matched"] == sum(cell["ours"] == cell["published"] for cell in answer["cells"]) >= 117
+    assert set(answer["cells"][0]) >= {"method", "size", "target", "published", "ours"}
+    assert len(answer["out_of_sample"]) == 25
+
+
+def test_paper_tables_in_words(ask):
+    text = ask("--paper-tables")
+    assert "117 of 120" in text and "Out of sample" in text and "long run" in text
+
+
+def test_rows_as_json_and_nothing_else():
+    done = run(*ASK, *LINE, "--json")
+    rows = json.loads(done.stdout)
+    assert {"ddp", "diloco", "streaming_diloco", "eager_diloco", "desloc"} <= {row["method"] for row in rows}
+    assert all({"every", "utilization", "bytes_per_step"} <= set(row) for row in rows)
+    assert done.stderr == ""
+
+
+def test_an_answer_in_words_ends_with_a_command(ask):
+    text = ask(*ASK, "--bandwidth", "40Mbit/200Mbit", "--gpu-memory", "80GB", "--ram", "1TB", "--mtbf", "12h")
+    assert "Recommended: " in text and text.rstrip().splitlines()[-1].strip().startswith("thinwire train --method ")
+    assert "arXiv" in text and "Goodput" in text
+
+
+def test_unequal_machines_are_told_their_batches(ask):
+    text = ask(*ASK, *LINE, "--step-time", "1s,1s,2s,4s", "--batch-tokens", "1000")
+    assert "worker 3: 364" in text
+
+
+def test_the_same_under_the_main_command():
+    done = run("plan", *ASK, *LINE, "--json", program=("-m", "thinwire"))
+    assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["curve.html", "curve.png"])
+def test_a_picture(tmp_path, ask, name):
+    ask(*ASK, *LINE, "--json", "--plot", str(tmp_path / name))
+    data = (tmp_path / name).read_bytes()
+    if name.endswith(".png"):
+        assert data.startswith(b"\x89PNG")
+    else:
+        assert b"eager_diloco" in data and b"https://cdn" not in data[:1000]
+
+
+def test_a_run_directory(tmp_path, ask):
+    (tmp_path / "config.toml").write_text(
+        "parameters = 1_000_000\nworkers = 2\n[model]\nlayers = 4\ncontext = 128\n[train]\nbatch = 8\naccumulate = 2\n"
+    )
+    lines = [json.dumps({"step": step, "compute_seconds": 0.25}) for step in range(1, 20)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 20, "comp')
+    rows = json.loads(ask("--run", str(tmp_path), *LINE, "--tokens", "4096000", "--json"))
+    ddp = next(row for row in rows if row["method"] == "ddp")
+    assert ddp["seconds"] == pytest.approx(1000 * 0.25 / ddp["utilization"])
+    assert ddp["bytes_per_step"] == 4_000_000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*ASK, "--bandwidth", "-5Mbit"],
+        [*ASK, "--bandwidth", "5 furlongs"],
+        [*ASK, *LINE, "--workers", "0"],
+        [*ASK, *LINE, "--layers", "0"],
+        [*ASK, *LINE, "--step-time", "0s"],
+        [*ASK, *LINE, "--step-time", "1s,2s"],
+        [*ASK, *LINE, "--params", "5"],
+        [*ASK, *LINE, "--slow-workers", "9"],
+        [*ASK, *LINE, "--slow-workers", "5%x0"],
+        [*ASK, *LINE, "--mtbf", "0s"],
+        [*ASK, *LINE, "--plot", "curve.jpeg"],
+        [*ASK, *LINE, "--gpu-memory", "lots"],
+        [*ASK, *LINE, "--probe"],
+        ["--bandwidth", "1Gbit"],
+        ["--run", "/nonexistent", *LINE],
+        ["--no-such-option"],
+    ],
+    ids=" ".join,
+)
+def test_nonsense_is_refused_in_one_line(arguments, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("thinwire plan: ")
+
+
+def test_a_refusal_seen_from_outside():
+    done = run(*ASK, "--bandwidth", "0Mbit", check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_probe_measures_between_the_processes_of_a_torchrun():
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "thinwire.plan", "--probe"]
+    model = ["--params", "1e6", "--layers", "2", "--batch-tokens", "256", "--json"]
+    rows = json.loads(run(*model, program=command).stdout)
+    assert all(0 < row["utilization"] <= 1 for row in rows)
