@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from thinwire.report.page import Run
 
 COLOURS = ("#3b5bdb", "#f76707", "#0ca678", "#e64980", "#7048e8", "#f59f00", "#1098ad", "#868e96", "#a61e4d", "#5c940d")
-COMPUTE, WAITING, HIDDEN = "#4c6ef5", "#fa5252", "#ffd43b"
+KINDS = {"compute": "#4c6ef5", "waiting for the link": "#fa5252", "exchange hidden behind compute": "#fab005"}
 AXES = {
     "steps": ("step", "optimizer steps"),
     "tokens": ("tokens", "tokens, all workers"),
     "bytes": ("bytes_sent", "bytes sent per worker"),
     "time": ("seconds", "seconds"),
 }
+VISIBLE = 0.01  # of a step: exchanges in memory take less, and are no traffic
 SHOWN_STEPS = 48  # of the time lines: enough for some rounds, few enough to see a step
 
 
@@ -59,6 +60,7 @@ def loss(runs: list[Run]) -> go.Figure:
             x=_column(run.records, "step"),
             y=curve,
             name=f"{run.label}, training",
+            showlegend=False,
             legendgroup=run.label,
             line=thin,
             opacity=0.55,
@@ -67,7 +69,7 @@ def loss(runs: list[Run]) -> go.Figure:
         figure.add_scatter(
             x=_column(held, "step"),
             y=_column(held, "val_loss"),
-            name=f"{run.label}, held-out",
+            name=run.label,
             legendgroup=run.label,
             mode="lines+markers",
             line=bold,
@@ -134,28 +136,24 @@ def pareto(runs: list[Run]) -> go.Figure:
     return figure
 
 
-def _end(run: Run) -> tuple[float, float]:
+def _end(run: Run) -> tuple[Any, Any]:
     last = run.records[-1]
     return last["bytes_sent"] or 1, run.summary.get("loss", last["loss"])
 
 
+Bars = dict[str, list[tuple[str, float, float, int]]]  # of each kind: row, start, length, step
+
+
 def timeline(runs: list[Run]) -> go.Figure:
     """The last steps of each run on the clock: what computed, what waited, what was hidden behind compute."""
-    figure = go.Figure()
-    bars: dict[str, list[tuple[str, float, float, int]]] = {
-        "compute": [],
-        "waiting for the link": [],
-        "exchange hidden behind compute": [],
-    }
+    figure, bars = go.Figure(), {name: [] for name in KINDS}  # type: tuple[go.Figure, Bars]
     for run in runs:
         shown = run.records[-SHOWN_STEPS:]
         origin = shown[0]["seconds"] - shown[0]["step_seconds"]
         for record in shown:
             _add_step(bars, run.label, record, origin)
-    for (name, entries), colour in zip(bars.items(), (COMPUTE, WAITING, HIDDEN), strict=True):
-        rows, starts, lengths, steps = (
-            (list(column) for column in zip(*entries, strict=True)) if entries else ([], [], [], [])
-        )
+    for name, colour in KINDS.items():
+        rows, starts, lengths, steps = _transposed(bars[name])
         figure.add_bar(
             y=rows,
             base=starts,
@@ -163,35 +161,41 @@ def timeline(runs: list[Run]) -> go.Figure:
             customdata=steps,
             name=name,
             orientation="h",
-            marker={"color": colour, "line": {"color": "white", "width": 0.6}},
+            marker={"color": [_shade(colour, step) for step in steps] or colour, "line": {"width": 0}},
             hovertemplate="step %{customdata}: %{x:.4f} s<extra>" + name + "</extra>",
         )
-    _styled(
-        figure,
-        140 + 64 * len(runs),
-        barmode="overlay",
-        xaxis_title=f"seconds, the last {SHOWN_STEPS} steps at most",
-        bargap=0.35,
-    )
-    figure.update_yaxes(autorange="reversed")
+    used = {row for entries in bars.values() for row, *_ in entries}
+    order = [row for run in runs for row in (run.label, _link_row(run.label)) if row in used]
+    _styled(figure, 130 + 40 * len(order), barmode="overlay", xaxis_title="seconds", bargap=0.3)
+    figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], automargin=True)
     return figure
 
 
-def _add_step(
-    bars: dict[str, list[tuple[str, float, float, int]]], label: str, record: dict[str, Any], origin: float
-) -> None:
+def _transposed(entries: list[tuple[str, float, float, int]]) -> tuple[list[Any], ...]:
+    return tuple(list(column) for column in zip(*entries, strict=True)) if entries else ([], [], [], [])
+
+
+def _shade(colour: str, step: int) -> str:
+    """Neighbouring steps in two shades, so that each can be seen."""
+    return colour if step % 2 else colour + "b0"
+
+
+def _link_row(label: str) -> str:
+    return f"{label}, link"
+
+
+def _add_step(bars: Bars, label: str, record: dict[str, Any], origin: float) -> None:
     compute, waiting, hidden = bars.values()
-    waited = min(record["waited_seconds"], record["step_seconds"])
+    waited, number = min(record["waited_seconds"], record["step_seconds"]), record["step"]
     start = record["seconds"] - record["step_seconds"] - origin
     computed = record["step_seconds"] - waited
-    compute.append((f"{label}, machine", start, computed, record["step"]))
-    if waited > 0:
-        waiting.append((f"{label}, machine", start + computed, waited, record["step"]))
-        waiting.append((f"{label}, link", start + computed, waited, record["step"]))
-    if record["hidden_seconds"] > 0:
-        end = start + computed
-        length = min(record["hidden_seconds"], end)
-        hidden.append((f"{label}, link", end - length, length, record["step"]))
+    compute.append((label, start, computed, number))
+    if waited > VISIBLE * record["step_seconds"]:
+        waiting.append((label, start + computed, waited, number))
+        waiting.append((_link_row(label), start + computed, waited, number))
+    if record["hidden_seconds"] > VISIBLE * record["step_seconds"]:
+        length = min(record["hidden_seconds"], start + computed)
+        hidden.append((_link_row(label), start + computed - length, length, number))
 
 
 def drift(runs: list[Run]) -> go.Figure | None:

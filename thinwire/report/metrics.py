@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,21 +34,21 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder))
 
     def write(self, record: Record) -> None:
         for name, value in _numbers(record).items():
-            self.writer.add_scalar(name, value, record["step"])  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 class WandB:
     def __init__(self, project: str, folder: Path, config: Record) -> None:
-        import wandb
-
-        self.run = wandb.init(project=project, dir=str(folder), name=folder.name, config=config, resume="allow")
+        self.run = importlib.import_module("wandb").init(
+            project=project, dir=str(folder), name=folder.name, config=config, resume="allow"
+        )
 
     def write(self, record: Record) -> None:
         self.run.log(_numbers(record), step=record["step"])

@@ -77,7 +77,7 @@ def _chart(name: str, figure: Any) -> str:
         return '<p class="none">Nothing to show: no exchange of drifts was recorded.</p>'
     return str(
         figure.to_html(
-            full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False, "responsive": True}
+            full_html=False, include_plotlyjs=False, div_id=name, config={"displayModeBar": False, "responsive": True}
         )
     )
 
@@ -96,7 +96,7 @@ def _cards(runs: list[Run]) -> str:
         [
             _card("held-out loss", f"{best.summary['loss']:.4f}", best.label if len(done) > 1 else "exported weights"),
             _card("bytes sent per worker", units.show_size(least.summary["bytes_sent"]), least.label),
-            _card("against DDP", f"{fewer:.1f}x fewer", units.show_size(first["bytes_ddp"]) + " there"),
+            _card("less than DDP", f"{fewer:.4g}x", f"DDP sends {units.show_size(first['bytes_ddp'])}"),
             _card("model", units.show_count(first["parameters"]), f"parameters, {first['workers']} workers"),
             _card("data", units.show_count(first["tokens"]), f"tokens in {first['steps']} steps"),
         ]
@@ -137,7 +137,7 @@ def _row(run: Run) -> str:
         f"{summary['loss']:.4f}" if summary else f"{last['loss']:.4f} (training)",
         f"{summary['perplexity']:.3f}" if summary else "-",
         units.show_size(sent),
-        f"{ddp / sent:.1f}x fewer" if ddp and sent else "-",
+        f"{ddp / sent:.4g}x less" if ddp and sent else "-",
         units.show_size(last["wire_sent"]),
         f"{last['waited_share']:.1%}",
         units.show_count(last["tokens_per_second"]),

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -93,7 +93,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _forwarding(children: list[BaseProcess]) -> Iterator[None]:
+def _forwarding(children: Sequence[BaseProcess]) -> Iterator[None]:
     """SIGTERM goes on to the children; Ctrl-C reaches them by itself, as they share the terminal."""
 
     def forward(number: int, frame: Any) -> None:

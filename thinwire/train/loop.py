@@ -45,9 +45,13 @@ class Trainer:
                 clip=train.clip or None,
             )
 
+    def steps_taken(self) -> int:
+        """The last step that the optimizers took, also after an exchange behind it was lost."""
+        return self.start_step + self.fleet.steps - self.fleet_start
+
     def train(self, until: int, ledger: Ledger, keeper: Keeper) -> str:
         """Go on to step `until`, or until somebody asks to stop. Returns why it stopped early, if it did."""
-        self.started, self.start_step = time.perf_counter(), self.step
+        self.started, self.start_step, self.fleet_start = time.perf_counter(), self.step, self.fleet.steps
         why = ""
         while self.step < until and not why:
             record, losses = self.one_step()

@@ -97,6 +97,7 @@ class Decoder(nn.Module):
         size = shape.width // shape.heads
         frequencies = 10000.0 ** (-torch.arange(0, size, 2).float() / size)
         angles = torch.arange(context).float()[:, None] * frequencies  # (time, size / 2)
+        self.angles: Tensor
         self.register_buffer("angles", angles, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -115,15 +116,10 @@ class Llama(nn.Module):
         self.model = Decoder(shape, vocabulary, context)
         if not tied:
             self.lm_head = nn.Linear(shape.width, vocabulary, bias=False)
-        self.apply(self._start)
-        for block in self.model.layers:  # residual branches start small, so that depth does not blow up the sum
-            for last in (block.self_attn.o_proj, block.mlp.down_proj):
-                nn.init.normal_(last.weight, std=0.02 / (2 * shape.layers) ** 0.5)
-
-    @staticmethod
-    def _start(module: nn.Module) -> None:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:  # residual branches start small, so that depth does not blow up the sum
+                last = "o_proj" in name or "down_proj" in name
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if last else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
@@ -199,5 +195,5 @@ def export_config(model: nn.Module) -> dict[str, Any] | None:
     """config.json for transformers, where the model has its shape."""
     if isinstance(model, Llama):
         return model.hf_config()
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.to_dict() if hasattr(config, "to_dict") else None

@@ -9,15 +9,13 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 import thinwire as tw
 
 
 class Notes:
     """`post` a note, later `read` everybody's of that number. Every process posts the same number of notes."""
 
-    def __init__(self, process: int = 0, processes: int = 1, store: dist.Store | None = None, wait: int = 600) -> None:
+    def __init__(self, process: int = 0, processes: int = 1, store: Any = None, wait: int = 600) -> None:
         self.process, self.processes, self.store, self.wait = process, processes, store, wait
         self.number = 0
         self.own: dict[int, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +36,13 @@ def _outer(name: str) -> bool:
     return "embed" in name or "head" in name
 
 
-def _groups(params: list[Tensor], weight_decay: float) -> list[dict[str, object]]:
+def _groups(params: Sequence[Tensor], weight_decay: float) -> list[dict[str, object]]:
     """Matrices decay, norms and biases do not."""
     groups = ([p for p in params if p.ndim > 1], weight_decay), ([p for p in params if p.ndim <= 1], 0.0)
     return [{"params": part, "weight_decay": decay} for part, decay in groups if part]
 
 
-def _adamw(params: list[Tensor], config: OptimizerConfig) -> Optimizer:
+def _adamw(params: Sequence[Tensor], config: OptimizerConfig) -> Optimizer:
     first, second = config.betas
     fused = params[0].is_cuda  # one kernel for all tensors: launches are what hosting many replicas costs
     groups = _groups(params, config.weight_decay)

@@ -51,7 +51,7 @@ def device_of(config: Config, local: int = 0) -> torch.device:
         raise UserError(f"train.device = {name!r}: use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"train.device = {name!r}: this machine has no CUDA device; use cpu")
-    if device.type == "cuda" and device.index is None:
+    if device.type == "cuda" and ":" not in name:
         device = torch.device("cuda", local % torch.cuda.device_count())
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -78,7 +78,7 @@ def among_processes(config: Config) -> Place:
         raise UserError(f"workers = {config.workers} cannot be shared out evenly over {size} processes")
     count = config.workers // size
     hosted = list(range(rank * count, (rank + 1) * count))
-    notes = Notes(rank, size, dist.PrefixStore("run", store), config.train.wait)
+    notes = Notes(rank, size, _prefixed("run", store), config.train.wait)
     return Place(hosted, device, tw.Group(), notes)
 
 
@@ -86,12 +86,16 @@ def _backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def _store(host: str, port: int, wait: timedelta) -> dist.Store:
+def _store(host: str, port: int, wait: timedelta) -> Any:
     """A connection of our own to the store at which the processes met."""
-    return dist.TCPStore(host, port, is_master=False, timeout=wait)
+    return dist.TCPStore(host, port, is_master=False, timeout=wait)  # type: ignore[attr-defined]
 
 
-def _node_as_worker(config: Config, device: torch.device, store: dist.Store) -> Place:
+def _prefixed(name: str, store: Any) -> Any:
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+
+
+def _node_as_worker(config: Config, device: torch.device, store: Any) -> Place:
     """Each node's processes are one worker; process r of a node meets process r of the others."""
     size, local_size = dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     nodes = size // local_size
@@ -101,7 +105,7 @@ def _node_as_worker(config: Config, device: torch.device, store: dist.Store) -> 
         )
     mesh = dist.device_mesh.init_device_mesh(device.type, (nodes, local_size), mesh_dim_names=("across", "inside"))
     node, inner = mesh.get_coordinate() or (0, 0)
-    notes = Notes(node, nodes, dist.PrefixStore(f"run/{inner}", store), config.train.wait)
+    notes = Notes(node, nodes, _prefixed(f"run/{inner}", store), config.train.wait)
     transport = tw.Group(mesh["across"]) if nodes > 1 else tw.Local()
     return Place([node], device, transport, notes, mesh["inside"])
 
@@ -118,7 +122,7 @@ def connected(config: Config, address: str, worker: int) -> Place:
     with as_user_error():
         transport = tw.Group.connect(address, worker=worker, workers=config.workers, timeout=config.train.wait)
     inner = mesh.get_local_rank() if mesh is not None else 0
-    store = dist.PrefixStore(f"run/{inner}", _store(host, port_number, timedelta(seconds=config.train.wait)))
+    store = _prefixed(f"run/{inner}", _store(host, port_number, timedelta(seconds=config.train.wait)))
     notes = Notes(worker, config.workers, store, config.train.wait)
     return Place([worker], device, transport, notes, mesh, separate=True)
 

@@ -73,7 +73,8 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         try:
             why = trainer.train(until, ledger, keeper)
         except tw.PeerLost as error:
-            return _lost(trainer, ledger, keeper, error)
+            folder = _save_alone(trainer, ledger, keeper)
+            raise PeerGone(f"stopped after step {trainer.step}: {error}; saved {folder}") from error
     keeper.save(trainer)
     ledger.close()
     if trainer.step < config.steps:
@@ -83,13 +84,13 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
     return _finish(trainer, order, talk)
 
 
-def _lost(trainer: Trainer, ledger: Ledger, keeper: Keeper, error: tw.PeerLost) -> None:
-    """A peer is gone: keep what there is, and say who."""
+def _save_alone(trainer: Trainer, ledger: Ledger, keeper: Keeper) -> Path:
+    """A peer is gone: keep what there is."""
     ledger.write_own()
     ledger.close()
+    trainer.step = trainer.steps_taken()
     keeper.save(trainer)
-    folder = checkpoint.folder_of(keeper.run, trainer.step)
-    raise PeerGone(f"stopped after step {trainer.step}: {error}; saved {folder}") from error
+    return checkpoint.folder_of(keeper.run, trainer.step)
 
 
 class PeerGone(Exception):

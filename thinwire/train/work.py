@@ -32,7 +32,7 @@ class Team:
 
     replicas: list[tw.Replica]
     shards: list[Shard]
-    modules: list[nn.Module]  # what is called: the replica's model, perhaps wrapped or compiled
+    modules: list[nn.Module]  # what is called: the replica's model, perhaps wrapped
 
 
 def build_team(config: Config, place: Place, data: Dataset) -> Team:
@@ -45,7 +45,9 @@ def build_team(config: Config, place: Place, data: Dataset) -> Team:
             inner = optimizers.build(model, config.optimizer)
             replicas.append(tw.Replica(model, inner if len(inner) > 1 else inner[0], weight=weight))
         shards.append(Shard(data.train, worker, config.workers, config.seed))
-        modules.append(torch.compile(module) if config.train.compile else module)
+        if config.train.compile:
+            module.compile()
+        modules.append(module)
     return Team(replicas, shards, modules)
 
 
