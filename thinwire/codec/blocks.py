@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout
+from .base import Codec, Layout, Weight, divide_by_weights
 
 BLOCK = 128
 STEP = 8192  # blocks worked on at once on a CPU: what stays in its caches
@@ -37,12 +38,28 @@ class Blocked(Codec):
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
         out = torch.empty(layout.total, dtype=torch.float32, device=payload.device)
+        scales, codes = self._split(payload, layout)
+        for rows in _steps(out):
+            self._read(scales[rows], codes[rows], out.view(-1, BLOCK)[rows])
+        return out
+
+    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        """As Codec.merge, but a stretch of all payloads at a time."""
+        total = layout.zeros(payloads[0].device)
+        split = [self._split(payload, layout) for payload in payloads]
+        for rows in _steps(total):
+            mine = total.view(-1, BLOCK)[rows]
+            value = torch.empty_like(mine)
+            for (scales, codes), weight in zip(split, weights, strict=True):
+                self._read(scales[rows], codes[rows], value)
+                mine.add_(value.mul_(weight.view(-1, BLOCK)[rows] if isinstance(weight, Tensor) else weight))
+        return divide_by_weights(total, weights)
+
+    def _split(self, payload: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The scales (blocks) and the codes (blocks, bytes) of a payload."""
         head = self._head(layout)
         scales = payload[:head].clone().view(self.scale)  # a copy is aligned, wherever the payload starts
-        codes = fill(payload[head:], layout, self.per_byte)
-        for rows in _steps(out):
-            self._read(scales[rows], codes.view(len(scales), -1)[rows], out.view(-1, BLOCK)[rows])
-        return out
+        return scales, fill(payload[head:], layout, self.per_byte).view(len(scales), BLOCK // self.per_byte)
 
     def _encode(self, buffer: Tensor, layout: Layout, own: Tensor | None) -> Tensor:
         assert layout.align % BLOCK == 0, f"{self!r} reads a buffer of whole blocks of {BLOCK}"
@@ -53,7 +70,7 @@ class Blocked(Codec):
             codes = torch.empty(layout.total // self.per_byte, dtype=torch.uint8, device=buffer.device)
         for rows in _steps(buffer):
             mine = None if own is None else own.view(-1, BLOCK)[rows]
-            self._write(buffer.view(-1, BLOCK)[rows], scales[rows], codes.view(len(scales), -1)[rows], mine)
+            self._write(buffer.view(-1, BLOCK)[rows], scales[rows], codes.view(-1, BLOCK // self.per_byte)[rows], mine)
         if not gapless(layout, self.per_byte):
             squeeze(codes, layout, self.per_byte, payload[head:])
         return payload

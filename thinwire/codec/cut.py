@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .base import Layout
-from .bits import packed
+
+Streams = list[tuple[int, int]]  # of the indices of a payload: how many, and their bits
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,6 @@ class Group:
     picked: Tensor | None  # the rows of that matrix that are ours; None: all
     kept: Tensor | None  # int64 (total): the entries of (rows, most) that are kept; None: all
 
-    @property
-    def size(self) -> int:
-        return packed(self.total, self.bits)
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -39,6 +37,17 @@ class Cut:
     values: Layout  # the values kept of each tensor, side by side
     order: Tensor | None  # from the order of the groups to that of the tensors; None: the same
     device: torch.device
+
+    @property
+    def streams(self) -> Streams:
+        return [(group.total, group.bits) for group in self.groups]
+
+    def where(self, found: Sequence[Tensor]) -> Tensor:
+        """The indices kept in each group -> int64: where in the buffer they are, in the order of the tensors."""
+        if not found:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        where = torch.cat([group.origin + index for index, group in zip(found, self.groups, strict=True)])
+        return where if self.order is None else where[self.order]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -131,14 +133,17 @@ class E3M0(Blocked):
             self._read(scales, codes, own)
 
     def _read(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
-        bits = out.view(torch.int32)
-        bits[:, 0::2] = codes & 15
-        bits[:, 1::2] = codes >> 4
-        sign = (bits & 8) << 28
-        code = bits & 7
-        exponent = (scales.to(torch.int32) - 7)[:, None] + code
-        exponent = exponent.where((code > 0) & (exponent > 0), 0)
-        torch.bitwise_or(exponent << 23, sign.where(exponent > 0, 0), out=bits)
+        pairs = levels(codes.device)[codes.to(torch.int32)].view(torch.float32)
+        torch.mul(pairs, (scales.to(torch.int32) << 23).view(torch.float32)[:, None], out=out)
 
     def __repr__(self) -> str:
         return "E3M0()"
+
+
+@lru_cache(maxsize=16)
+def levels(device: torch.device) -> Tensor:
+    """int64 [256]: of each byte the two floats that its codes are in a block with e = 0."""
+    level = torch.tensor([0.0] + [2.0**e for e in range(-6, 1)])
+    level = torch.cat([level, 0.0 - level])
+    byte = torch.arange(256)
+    return torch.stack([level[byte & 15], level[byte >> 4]], 1).view(torch.int64).view(-1).to(device)

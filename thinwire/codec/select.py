@@ -21,12 +21,12 @@ def select(buffer: Tensor, group: Group) -> Tensor:
     if group.span is None:
         found = _ragged(buffer, group)
     else:
-        found = _even(buffer[slice(*group.span)].view(-1, group.width), group.most)
+        found = largest(buffer[slice(*group.span)].view(-1, group.width), group.most)
         found = found if group.picked is None else found[group.picked]
     return found.reshape(-1) if group.kept is None else found.reshape(-1)[group.kept]
 
 
-def _even(rows: Tensor, k: int) -> Tensor:
+def largest(rows: Tensor, k: int) -> Tensor:
     """fp32 (rows, width) -> int64 (rows, k)."""
     width = rows.shape[1]
     if k == width:

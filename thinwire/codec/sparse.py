@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from .base import Codec, Layout, Weight, divide_by_weights
-from .bits import pack, unpack
+from .bits import pack, packed, unpack
 from .blocks import gather, spread
-from .cut import Cut, cut
+from .cut import Cut, Streams, cut
 from .dense import Float32
 from .select import select
 from .twobit import TwoBit
+
+Entries = tuple[Tensor, Tensor]  # where values go, int64 [..., entries], and the values
 
 
 class TopK(Codec):
@@ -44,87 +46,85 @@ class TopK(Codec):
 
     def size(self, layout: Layout) -> int:
         plan = self._cut(layout, torch.device("cpu"))
-        return sum(group.size for group in plan.groups) + self.values.size(self._written(plan))
+        return self.written(plan.streams, plan.values)
 
     def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
-        plan = self._cut(layout, buffer.device)
-        head, where = self._head(buffer, plan)
-        written = self._written(plan)
-        return torch.cat([*head, self.values.encode(spread(buffer[where], written), written)])
+        return self._encode(buffer, layout)[0]
 
     def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        plan = self._cut(layout, buffer.device)
-        head, where = self._head(buffer, plan)
-        written = self._written(plan)
-        body, own = self.values.encode_with_own(spread(buffer[where], written), written)
-        return torch.cat([*head, body]), torch.zeros_like(buffer).scatter_(0, where, gather(own, written))
+        payload, where, sent = self._encode(buffer, layout)
+        return payload, torch.zeros_like(buffer).scatter_(0, where, sent)
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
-        where, values = self._read(payload, self._cut(layout, payload.device))
+        where, values = self._decode(payload, layout)
         return layout.zeros(payload.device).scatter_(0, where, values)
 
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
-        plan = self._cut(layout, payloads[0].device)
-        read = [self._read(payload, plan) for payload in payloads]
-        total = layout.zeros(payloads[0].device)
-        for (where, values), weight in zip(read, weights, strict=True):
-            _add(total, where, values * _at(weight, where))
-        return _over_senders(total, read, weights) if self.rule == "senders" else divide_by_weights(total, weights)
+        read = [self._decode(payload, layout) for payload in payloads]
+        at = [w[where] if isinstance(w, Tensor) else w for (where, _), w in zip(read, weights, strict=True)]
+        return self.mean(layout.zeros(payloads[0].device), read, at, weights)
+
+    def mean(self, total: Tensor, read: Sequence[Entries], at: Sequence[Weight], weights: Sequence[Weight]) -> Tensor:
+        """The merge of entries into zeros [..., n], in place; `at`: the weights of the entries, or the same for all."""
+        _add(total, read, at)
+        return _over_senders(total, read, at) if self.rule == "senders" else divide_by_weights(total, weights)
+
+    def written(self, streams: Streams, kept: Layout) -> int:
+        """Bytes of what `write` gives."""
+        return sum(packed(*stream) for stream in streams) + self.values.size(self._body(kept))
+
+    def write(self, found: Sequence[Tensor], streams: Streams, values: Tensor, kept: Layout) -> tuple[Tensor, Tensor]:
+        """Indices, one tensor for each number of bits, and values, those of each tensor together -> the payload, and
+        the values as the others will read them."""
+        head = [pack(index, bits) for index, (_, bits) in zip(found, streams, strict=True)]
+        body = self._body(kept)
+        codes, sent = self.values.encode_with_own(spread(values, body), body)
+        return torch.cat([*head, codes]), gather(sent, body)
+
+    def read(self, payload: Tensor, streams: Streams, kept: Layout) -> tuple[list[Tensor], Tensor]:
+        """The other way: indices and values."""
+        body = self._body(kept)
+        *heads, codes = payload.split([packed(*stream) for stream in streams] + [self.values.size(body)])
+        found = [unpack(head, *stream) for head, stream in zip(heads, streams, strict=True)]
+        return found, gather(self.values.decode(codes, body), body)
+
+    def _encode(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """The payload, and its entries."""
+        plan = self._cut(layout, buffer.device)
+        found = [select(buffer, group) for group in plan.groups]
+        where = plan.where(found)
+        payload, sent = self.write(found, plan.streams, buffer[where], plan.values)
+        return payload, where, sent
+
+    def _decode(self, payload: Tensor, layout: Layout) -> Entries:
+        plan = self._cut(layout, payload.device)
+        found, values = self.read(payload, plan.streams, plan.values)
+        return plan.where(found), values
 
     def _cut(self, layout: Layout, device: torch.device) -> Cut:
         assert layout.blocks or layout.align == self.chunk, f"{self!r} reads a buffer of whole chunks"
         return cut(layout, self.chunk, self.k, device)
 
-    def _written(self, plan: Cut) -> Layout:
+    def _body(self, kept: Layout) -> Layout:
         """The values kept, as the codec that writes them wants them; two bits have one table per tensor."""
-        return Layout(plan.values.shapes, 1 if isinstance(self.values, TwoBit) else self.values.align)
-
-    def _head(self, buffer: Tensor, plan: Cut) -> tuple[list[Tensor], Tensor]:
-        """The packed indices of each group, and where in the buffer the values kept are, in the order of tensors."""
-        found = [select(buffer, group) for group in plan.groups]
-        return [pack(index, group.bits) for index, group in zip(found, plan.groups, strict=True)], _where(found, plan)
-
-    def _read(self, payload: Tensor, plan: Cut) -> tuple[Tensor, Tensor]:
-        """Where the values of a payload go, and the values."""
-        *heads, body = payload.split([group.size for group in plan.groups] + [self._rest(payload, plan)])
-        found = [unpack(head, group.total, group.bits) for head, group in zip(heads, plan.groups, strict=True)]
-        written = self._written(plan)
-        return _where(found, plan), gather(self.values.decode(body, written), written)
-
-    def _rest(self, payload: Tensor, plan: Cut) -> int:
-        return payload.numel() - sum(group.size for group in plan.groups)
+        return Layout(kept.shapes, 1 if isinstance(self.values, TwoBit) else self.values.align)
 
     def __repr__(self) -> str:
         return f"TopK({self.k}, chunk={self.chunk}, values={self.values!r}, merge={self.rule!r})"
 
 
-def _where(found: list[Tensor], plan: Cut) -> Tensor:
-    if not found:
-        return torch.empty(0, dtype=torch.int64, device=plan.device)
-    where = torch.cat([group.origin + index for index, group in zip(found, plan.groups, strict=True)])
-    return where if plan.order is None else where[plan.order]
+def _add(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> None:
+    """`total[where] += values * weight` in turn; no index comes twice within a payload, so that this is one order."""
+    for (where, values), weight in zip(read, weights, strict=True):
+        total.scatter_(-1, where, total.gather(-1, where).add_(values * weight))
 
 
-def _at(weight: Weight, where: Tensor) -> Weight:
-    return weight[where] if isinstance(weight, Tensor) else weight
-
-
-def _add(total: Tensor, where: Tensor, values: Tensor) -> None:
-    """`total[where] += values`; no index comes twice within a payload, so the order of sums is that of the calls."""
-    total.scatter_(0, where, total.gather(0, where) + values)
-
-
-def _over_senders(total: Tensor, read: list[tuple[Tensor, Tensor]], weights: Sequence[Weight]) -> Tensor:
+def _over_senders(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> Tensor:
     """`total` over the weight of those who sent a value, in place; only what was sent is touched."""
     heard = torch.zeros_like(total)
-    for (where, values), weight in zip(read, weights, strict=True):
-        _add(heard, where, torch.ones_like(values) * _at(weight, where))
-    shares = [total.gather(0, where) / _or_one(heard.gather(0, where)) for where, _ in read]
-    for (where, _), share in zip(read, shares, strict=True):
-        total.scatter_(0, where, share)
+    _add(heard, [(where, torch.ones_like(values)) for where, values in read], weights)
+    for where, _ in read:
+        weight = heard.gather(-1, where)
+        total.scatter_(-1, where, total.gather(-1, where) / weight.where(weight > 0, 1.0))
+        heard.scatter_(-1, where, 1.0)  # a value that another sent too is divided once
     return total
-
-
-def _or_one(weight: Tensor) -> Tensor:
-    """What nobody counts for stays 0: it is divided by 1."""
-    return weight.where(weight > 0, 1.0)
