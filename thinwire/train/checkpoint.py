@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,5 +147,5 @@ def prune(run: Path, parts: Iterable[str], keep: int) -> None:
     for step in having[keep:]:
         for part in own:
             shutil.rmtree(folder_of(run, step) / part)
-        if not any(folder_of(run, step).iterdir()):
+        with suppress(OSError):  # other processes have parts in it still, or were faster
             folder_of(run, step).rmdir()

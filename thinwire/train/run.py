@@ -69,25 +69,25 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
     every = 1 if place.notes.processes == 1 and place.device.type == "cpu" else config.logging.every
     ledger = Ledger(place.notes, every, sinks, talk.show)
     until = min(config.steps, order.stop_at or config.steps)
-    with _stopping_on_signals(ledger, place):
-        try:
+    try:
+        with _stopping_on_signals(ledger, place):
             why = trainer.train(until, ledger, keeper)
-        except tw.PeerLost as error:
-            folder = _save_alone(trainer, ledger, keeper)
-            raise PeerGone(f"stopped after step {trainer.step}: {error}; saved {folder}") from error
-    keeper.save(trainer)
-    ledger.close()
-    if trainer.step < config.steps:
-        reason = why or f"--stop-at {order.stop_at}"
-        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")
-        return None
-    return _finish(trainer, order, talk)
+        keeper.save(trainer)
+        if trainer.step == config.steps:
+            return _finish(trainer, order, talk)
+    except tw.PeerLost as error:
+        folder = _save_alone(trainer, ledger, keeper)
+        raise PeerGone(f"stopped after step {trainer.step}: {error}; saved {folder}") from error
+    finally:
+        ledger.close()
+    reason = why or f"--stop-at {order.stop_at}"
+    talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")
+    return None
 
 
 def _save_alone(trainer: Trainer, ledger: Ledger, keeper: Keeper) -> Path:
     """A peer is gone: keep what there is."""
     ledger.write_own()
-    ledger.close()
     trainer.step = trainer.steps_taken()
     keeper.save(trainer)
     return checkpoint.folder_of(keeper.run, trainer.step)
@@ -165,7 +165,7 @@ def _sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
     config = trainer.config
     last = metrics.cut_after(folder / "metrics.jsonl", trainer.step)
     if last:
-        trainer.seconds_before, trainer.tokens_before = last["seconds"], last["tokens"]
+        trainer.last, trainer.seconds_before, trainer.tokens_before = last, last["seconds"], last["tokens"]
     (folder / "config.toml").write_text(toml.dump(config))
     (folder / "versions.json").write_text(json.dumps(versions(), indent=2))
     sinks: list[metrics.Sink] = [metrics.Lines(folder / "metrics.jsonl")]
