@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 try:
-    import click
     import typer
 except ImportError:  # the console script comes with the bare library too
     sys.exit("thinwire: the command line needs more packages: pip install 'thinwire[train]'")
+
+
+# typer brings a click of its own in some versions: take the class of its complaints from one of them
+COMPLAINT: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 class WithPlan(typer.core.TyperGroup):
@@ -32,7 +35,6 @@ class WithPlan(typer.core.TyperGroup):
 app = typer.Typer(
     cls=WithPlan,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train one model over slow links.",
 )
@@ -150,21 +152,21 @@ def main() -> None:
     """Run the command line; bad input is one line on stderr and exit status 2."""
     from thinwire.train.errors import UserError
 
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
         status = typer.main.get_command(app)(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.exit(error.format_message())
-    except click.ClickException as error:
-        sys.exit(_complain(error.format_message(), 2))
-    except click.Abort:
+    except typer.Abort:
         sys.exit(130)
+    except COMPLAINT as error:
+        sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
         sys.exit(_complain(str(error), 2))
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _complain(line: str, status: int) -> int:
-    print(f"thinwire: {line}", file=sys.stderr)
+    print(f"thinwire: {' '.join(line.split())}", file=sys.stderr)
     return status
 
 
