@@ -96,7 +96,7 @@ def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) 
         raise ValueError(f"workers must be at least 1, not {workers}")
     replica = Replica(model, optimizer if optimizer is not None else [])
     rows = [(str(row), row, Live(row.view, replica, row.codec.align)) for row in method.resolved(replica).rows]
-    header = header_length(max(len(live.names) for _, _, live in rows))
+    header = header_length(replica.most_tensors)
     return Cost(tuple(_price(text, row, live, workers, header) for text, row, live in rows if live.names))
 
 

@@ -58,6 +58,7 @@ class Fleet:
         self.steps = self.steps_begun = 0
         self.bytes_sent = self.wire_sent = self.wire_received = 0
         self.events, self.clock = Events(), Clock()
+        self.header_length = header_length(self.replicas[0].most_tensors)
         self.island = Island(self.replicas[0].island_mesh())
         self.loaded = self._opened = self._begun = False
         self._calls = 0
@@ -67,7 +68,6 @@ class Fleet:
     def _set_method(self, method: Method) -> None:
         self.method = method.resolved(self.replicas[0])
         self.rows = [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(self.method.rows)]
-        self.header_length = header_length(max(len(row.names) for row in self.rows))
         if not any(row.names for row in self.rows):
             raise ValueError(f"{method.name} finds nothing to synchronise in this model")
 
@@ -87,7 +87,7 @@ class Fleet:
         if not self._opened:
             self._opened = True
             self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
-            self.transport.open(len(self.replicas))
+            self.transport.open(len(self.replicas), self.header_length)
 
     def _begin(self) -> None:
         """Once, before the first step: the workers compare notes, start equal, and take their anchors."""

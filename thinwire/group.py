@@ -57,7 +57,7 @@ class Group(Transport):
 
     # -- the world -------------------------------------------------------------------------------------------------
 
-    def open(self, hosted: int) -> None:
+    def open(self, hosted: int, header_length: int) -> None:
         site = self._site = self._site or site_of_group(self.group)
         self.process, self.processes = site.rank, site.size
         self._control, self._data = self._connected(site)
@@ -67,8 +67,10 @@ class Group(Transport):
         firsts = [sum(self.hosted[:process]) for process in range(self.processes)]
         self.worker, self.workers = firsts[self.process], sum(self.hosted)
         self.parts = self.workers
-        self._board = Board(site.store, self.process, firsts, self.workers, site.timeout)
-        self._conversation: Conversation | None = None
+        board = Board(site.store, self.process, firsts, self.workers, site.timeout)
+        self._header_length = header_length
+        size = header_length * max(self.hosted)
+        self._conversation = Conversation(self._gather_headers, board, size, self.notify)
 
     def _connected(self, site: Site) -> tuple[Any, Any]:
         try:
@@ -105,29 +107,21 @@ class Group(Transport):
 
     # -- headers ---------------------------------------------------------------------------------------------------
 
-    def _say(self, key: Key, headers: list[bytes], step: int) -> Conversation:
-        if self._conversation is None:
-            size = len(headers[0]) * max(self.hosted)
-            self._conversation = Conversation(self._gather_headers, self._board, size, self.notify)
-        self._conversation.say(key, b"".join(headers), step)
-        self._header_size = len(headers[0])
-        return self._conversation
-
     def _split(self, heard: list[bytes]) -> list[bytes]:
-        size = self._header_size
+        size = self._header_length
         return [blob[i * size : (i + 1) * size] for n, blob in zip(self.hosted, heard, strict=True) for i in range(n)]
 
     def meet(self, key: Key, headers: list[bytes], on_ahead: Callable[[Key], None]) -> list[bytes]:
-        return self._split(self._say(key, headers, 0).hear(key, on_ahead))
+        self._conversation.say(key, b"".join(headers), 0)
+        return self._split(self._conversation.hear(key, on_ahead))
 
     def leave(self, why: str) -> None:
-        if self._conversation is not None:
-            self._conversation.leave(why)
+        self._conversation.leave(why)
 
     # -- data ------------------------------------------------------------------------------------------------------
 
     def exchange(self, order: Order) -> Exchange:
-        self._say(order.key, order.headers, order.step)
+        self._conversation.say(order.key, b"".join(order.headers), order.step)
         if order.kind == "mean":
             transfer = self._sum(add_in_order(order.contributions))
         elif order.kind == "gather":
@@ -256,7 +250,6 @@ class Group(Transport):
                 self._next_post = max(self._next_post, time.monotonic()) + posting.sent / self.rate
 
     def _wait(self, work: Any, key: Key) -> None:
-        assert self._conversation is not None
         self._conversation.wait(work, key)
 
 
@@ -312,9 +305,7 @@ class _Underway(Exchange):
 
     def _may_reduce(self) -> bool:
         """Second legs go in the order of the first ones, or those of two rounds would cross."""
-        conversation = self.group._conversation
-        assert conversation is not None
-        heard = self._headers is not None or conversation.arrived(self.order.key)
+        heard = self._headers is not None or self.group._conversation.arrived(self.order.key)
         return self.group._two_shots[0] is self and self.transfer.done() and heard
 
     def _reduce(self) -> None:
@@ -325,9 +316,7 @@ class _Underway(Exchange):
 
     def headers(self) -> list[bytes]:
         if self._headers is None:
-            conversation = self.group._conversation
-            assert conversation is not None
-            self._headers = self.group._split(conversation.hear(self.order.key))
+            self._headers = self.group._split(self.group._conversation.hear(self.order.key))
         return self._headers
 
     def result(self) -> Tensor | list[Tensor]:

@@ -82,6 +82,11 @@ class Replica:
             raise ValueError("the model has no trainable parameter: nothing would ever be sent")
 
     @property
+    def most_tensors(self) -> int:
+        """No row of any method has more."""
+        return max(len(self.trainable), len(self.statistics))
+
+    @property
     def device(self) -> torch.device:
         return next(iter(self.trainable.values())).device
 

@@ -85,8 +85,8 @@ class Transport(ABC):
     notify: Callable[[str, Sequence[int], str], None] = staticmethod(lambda kind, workers, text: None)
 
     @abstractmethod
-    def open(self, hosted: int) -> None:
-        """Learn the world; this process brings `hosted` replicas."""
+    def open(self, hosted: int, header_length: int) -> None:
+        """Learn the world; this process brings `hosted` replicas, whose headers all have this length."""
 
     @abstractmethod
     def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
@@ -127,7 +127,7 @@ class Local(Transport):
     def __init__(self, lose: Callable[[int, int], bool] | None = None) -> None:
         self.lose = lose
 
-    def open(self, hosted: int) -> None:
+    def open(self, hosted: int, header_length: int) -> None:
         self.workers = hosted
 
     def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
