@@ -53,6 +53,11 @@ class Blocks:
         """Of the coefficients: one block a row."""
         return torch.Size([self.count, self.high * self.wide])
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Sorts large blocks before small ones, and equal tensors side by side."""
+        return -self.high * self.wide, -self.high, self.rows, self.columns
+
     def strips(self, device: torch.device) -> list[Strip]:
         """The tensor in whole rows of blocks: a few at a time on a CPU, all at once elsewhere."""
         if not self.count:

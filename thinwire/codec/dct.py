@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -81,21 +81,37 @@ class DCT(Codec):
 
 @dataclass(frozen=True)
 class Plan:
-    """Some of the tensors, largest blocks first, so that equal blocks lie together; and their coefficients' layout."""
+    """Some of the tensors, largest blocks first, so that equal blocks lie together; and their coefficients' layout.
+
+    `batches`: neighbours that can be stacked and transformed at once, hundreds of small vectors above all.
+    """
 
     tensors: tuple[int, ...]
     blocks: tuple[Blocks, ...]
     layout: Layout
+    batches: tuple[slice, ...]
 
 
 @lru_cache(maxsize=256)
 def plan(layout: Layout, chunk: int, align: int, full: bool | None) -> Plan:
-    """Of the tensors with full blocks, of those without, or of all."""
+    """Of the tensors with full blocks, of those without, or of all; the empty ones have no coefficients."""
     cuts = [Blocks.of(shape, chunk) for shape in layout.shapes]
     mine = [which for which, cut in enumerate(cuts) if full is None or full == (cut.high == cut.wide == chunk)]
-    order = tuple(sorted(mine, key=lambda which: -cuts[which].high * cuts[which].wide))
+    order = sorted((which for which in mine if cuts[which].count), key=lambda which: cuts[which].order)
     chosen = tuple(cuts[which] for which in order)
-    return Plan(order, chosen, Layout(tuple(cut.shape for cut in chosen), align, blocks=True))
+    shapes = tuple(cut.shape for cut in chosen)
+    return Plan(tuple(order), chosen, Layout(shapes, align, blocks=True), tuple(_batches(chosen, align)))
+
+
+def _batches(blocks: tuple[Blocks, ...], align: int) -> Iterator[slice]:
+    """Runs of equal blocks without padding below and without a gap behind their coefficients."""
+    at = 0
+    while at < len(blocks):
+        cut, end = blocks[at], at + 1
+        while cut.rows % cut.high == cut.shape.numel() % align == 0 and end < len(blocks) and blocks[end] == cut:
+            end += 1
+        yield slice(at, end)
+        at = end
 
 
 @dataclass(frozen=True)
@@ -127,19 +143,27 @@ class Whole:
 
     def _forward(self, buffer: Tensor, layout: Layout) -> Tensor:
         coefficients = self.plan.layout.zeros(buffer.device)
-        for cut, tensor, found in self._pairs(layout.views(buffer), coefficients):
-            for strip in cut.strips(found.device):
-                found[strip.mine] = strip.forward(tensor)
+        for batch, tensors, found in self._batches(layout.views(buffer), coefficients):
+            tall = tensors[0] if len(tensors) == 1 else torch.cat([tensor.view(-1) for tensor in tensors])
+            for strip in batch.strips(found.device):
+                found[strip.mine] = strip.forward(tall)
         return coefficients
 
     def _inverse(self, coefficients: Tensor, layout: Layout, out: Tensor) -> None:
-        for cut, tensor, found in self._pairs(layout.views(out), coefficients):
-            for strip in cut.strips(found.device):
-                strip.inverse(found[strip.mine], tensor)
+        for batch, tensors, found in self._batches(layout.views(out), coefficients):
+            tall = tensors[0] if len(tensors) == 1 else torch.empty(batch.rows, batch.columns, device=out.device)
+            for strip in batch.strips(found.device):
+                strip.inverse(found[strip.mine], tall)
+            if len(tensors) > 1:
+                torch._foreach_copy_(tensors, list(tall.view(len(tensors), *tensors[0].shape).unbind()))
 
-    def _pairs(self, tensors: list[Tensor], coefficients: Tensor) -> Iterator[tuple[Blocks, Tensor, Tensor]]:
-        views = self.plan.layout.views(coefficients)
-        return zip(self.plan.blocks, [tensors[which] for which in self.plan.tensors], views, strict=True)
+    def _batches(self, tensors: list[Tensor], coefficients: Tensor) -> Iterator[tuple[Blocks, list[Tensor], Tensor]]:
+        """Each batch as one tall matrix: its blocks, its tensors and its coefficients."""
+        for batch in self.plan.batches:
+            members = [tensors[which] for which in self.plan.tensors[batch]]
+            cut, first = self.plan.blocks[batch.start], self.plan.layout.offsets[batch.start]
+            tall = replace(cut, rows=cut.rows * len(members))
+            yield tall, members, coefficients[first : first + tall.shape.numel()].view(tall.shape)
 
     def _per_coefficient(self, weight: Weight) -> Weight:
         if not isinstance(weight, Tensor):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import Codec, Layout
 from .blocks import Blocked
+from .triton import usable
 
 TINY = 2.0**-100  # a block with nothing larger is sent as zeros: dividing by its maximum would overflow
 TO_SQRT2 = 0x800000 - 0x3504F4  # added to a float's bits, carries into the exponent from a mantissa of sqrt(2) on
@@ -86,6 +87,10 @@ class Int8(Blocked):
         return self
 
     def _write(self, values: Tensor, scales: Tensor, codes: Tensor, own: Tensor | None) -> None:
+        if usable(values.device):
+            from .triton import blocks as kernels
+
+            return kernels.write_int8(values, scales, codes, own)
         top = values.view(torch.int32).bitwise_and(0x7FFFFFFF).amax(1).view(torch.float32)
         top = top.where(top > TINY, 0.0)
         scales.copy_(top / 127)
@@ -121,6 +126,10 @@ class E3M0(Blocked):
         return Int8()
 
     def _write(self, values: Tensor, scales: Tensor, codes: Tensor, own: Tensor | None) -> None:
+        if usable(values.device):
+            from .triton import blocks as kernels
+
+            return kernels.write_e3m0(values, scales, codes, own)
         bits = values.view(torch.int32)
         size = bits & 0x7FFFFFFF
         top = (size.amax(1) >> 23).clamp_(max=254)
@@ -133,6 +142,10 @@ class E3M0(Blocked):
             self._read(scales, codes, own)
 
     def _read(self, scales: Tensor, codes: Tensor, out: Tensor) -> None:
+        if usable(out.device):
+            from .triton import blocks as kernels
+
+            return kernels.read_e3m0(scales, codes, out)
         pairs = levels(codes.device)[codes.to(torch.int32)].view(torch.float32)
         torch.mul(pairs, (scales.to(torch.int32) << 23).view(torch.float32)[:, None], out=out)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from .cosine import Blocks, Strip, cosines, product
 from .cut import Streams
 from .select import largest
 from .sparse import Entries, TopK
+from .triton import usable
+
+if TYPE_CHECKING:
+    from .triton.dct import Table
+
+FEW = 64  # coefficients of a block that are worth transforming back one by one
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Streamed:
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout, out: Tensor) -> None:
         """`weights` are numbers, or one number per tensor of the row."""
         read = [self._read(payload) for payload in payloads]
+        if self._fused(out.device) and self.inner.k <= FEW:
+            return self._merge_fused(read, weights, layout, out)
         shares = [self._per_block(weight) for weight in weights]
         for strip, mine, tensor in self._strips(layout.views(out)):
             found = [(index[mine], values[mine]) for index, values in read]
@@ -50,7 +59,20 @@ class Streamed:
             total = torch.zeros(mine.stop - mine.start, self.inner.chunk, device=tensor.device)
             strip.inverse(self.inner.mean(total, found, parts, parts), tensor)
 
+    def _merge_fused(self, read: list[Entries], weights: Sequence[Weight], layout: Layout, out: Tensor) -> None:
+        from .triton import dct as kernels
+
+        index, values = (torch.stack(part) for part in zip(*read, strict=True))
+        shares = _side_by_side([self._per_block(weight) for weight in weights], out.device)
+        place = table(layout, self.tensors, self.blocks, out.device), cosines(self.blocks[0].wide, out.device)
+        kernels.merge(index, values, shares, self.inner.rule == "senders", *place, out)
+
     def _select(self, buffer: Tensor, layout: Layout) -> Entries:
+        if self._fused(buffer.device):
+            from .triton import dct as kernels
+
+            place = table(layout, self.tensors, self.blocks, buffer.device)
+            return kernels.forward(buffer, place, cosines(self.blocks[0].wide, buffer.device), self.inner.k)
         index = torch.empty(self._count, self.inner.k, dtype=torch.int64, device=buffer.device)
         values = torch.empty(self._count, self.inner.k, device=buffer.device)
         for strip, mine, tensor in self._strips(layout.views(buffer)):
@@ -60,8 +82,13 @@ class Streamed:
         return index, values
 
     def _place(self, sent: Entries, layout: Layout, out: Tensor) -> None:
+        if self._fused(out.device) and self.inner.k <= FEW:
+            from .triton import dct as kernels
+
+            place = table(layout, self.tensors, self.blocks, out.device)
+            return kernels.inverse(*sent, place, cosines(self.blocks[0].wide, out.device), out)
         for strip, mine, tensor in self._strips(layout.views(out)):
-            if self.inner.k <= strip.blocks.wide:
+            if self.inner.k <= min(FEW, strip.blocks.wide):
                 strip.put(few(sent[0][mine], sent[1][mine], strip.blocks.wide), tensor)
             else:
                 found = torch.zeros(mine.stop - mine.start, self.inner.chunk, device=tensor.device)
@@ -81,6 +108,10 @@ class Streamed:
             for strip in cut.strips(tensors[which].device):
                 yield strip, slice(first + strip.mine.start, first + strip.mine.stop), tensors[which]
             first += cut.count
+
+    def _fused(self, device: torch.device) -> bool:
+        """Whether kernels do it: what they multiply must be of these sizes."""
+        return bool(self.blocks) and usable(device) and self.blocks[0].wide in (16, 32, 64)
 
     def _per_block(self, weight: Weight) -> Weight:
         """(blocks, 1), so that it goes with the entries of a block."""
@@ -109,3 +140,25 @@ def few(index: Tensor, values: Tensor, wide: int) -> Tensor:
     down = rows.index_select(0, index.view(-1) // wide).view(*index.shape, wide)
     across = rows.index_select(0, index.view(-1) % wide).view(*index.shape, wide)
     return product(down.transpose(1, 2), across.mul_(values[:, :, None]))
+
+
+def _side_by_side(weights: Sequence[Weight], device: torch.device) -> Tensor:
+    """(workers, blocks), or (workers, 1) where all are numbers."""
+    numbers = [weight if isinstance(weight, Tensor) else torch.tensor([[float(weight)]]) for weight in weights]
+    columns = [number.to(device, torch.float32).view(1, -1) for number in numbers]
+    return torch.cat([column.expand(1, max(c.shape[1] for c in columns)) for column in columns])
+
+
+@lru_cache(maxsize=64)
+def table(layout: Layout, tensors: tuple[int, ...], blocks: tuple[Blocks, ...], device: torch.device) -> Table:
+    """Where each block of these tensors lies in a buffer of this layout."""
+    from .triton.dct import Table
+
+    parts = []
+    for which, cut in zip(tensors, blocks, strict=True):
+        down = torch.arange(cut.down).repeat_interleave(cut.across) * cut.high
+        across = torch.arange(cut.across).repeat(cut.down) * cut.wide
+        base = layout.offsets[which] + down * cut.columns + across
+        stride = torch.full_like(base, cut.columns)
+        parts.append(torch.stack([base, stride, (cut.rows - down).clamp(max=cut.high), cut.columns - across]))
+    return Table(*torch.cat(parts, 1).to(device).unbind())
