@@ -107,5 +107,5 @@ def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
     mine = own_address(host, int(port))
     listens = worker == 0 and inner == 0
     wait = datetime.timedelta(seconds=timeout)
-    store = c10d.TCPStore(host, int(port), None, listens, timeout=wait, wait_for_workers=False)
+    store = dist.TCPStore(host, int(port), None, listens, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
     return Site(c10d.PrefixStore(f"thinwire/{inner}", store), worker, workers, timeout, mine)
