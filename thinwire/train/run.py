@@ -77,7 +77,8 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
             return _finish(trainer, order, talk)
     except tw.PeerLost as error:
         folder = _save_alone(trainer, ledger, keeper)
-        raise PeerGone(f"stopped after step {trainer.step}: {error}; saved {folder}") from error
+        what = str(error).split(" ([")[0]  # without the network library's own words
+        raise PeerGone(f"stopped after step {trainer.step}: {what}; saved {folder}") from error
     finally:
         ledger.close()
     reason = why or f"--stop-at {order.stop_at}"
