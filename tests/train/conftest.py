@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ TINY = {
     "logging.report": "false",
 }
 
-Start = Callable[..., "subprocess.Popen[str]"]
-Call = Callable[..., "subprocess.CompletedProcess[str]"]
+Process = subprocess.Popen[str]
 
 
 def environment() -> dict[str, str]:
@@ -38,21 +37,44 @@ def environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "COLUMNS": "200"}
 
 
+def begin(*arguments: Any, cwd: Path, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Process:
+    """Start `thinwire ...` and leave it running."""
+    command = [*prefix, sys.executable, "-m", "thinwire.cli", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command, text=True, cwd=cwd, env=environment() | (env or {}), **pipes)
+
+
+def ended(process: Process, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Wait for a process to end as it should."""
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == status, f"exit status {process.returncode}\n{out}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def arguments_of(text: Path, **more: Any) -> list[str]:
+    """Arguments of a tiny run on this text; `train__batch=3` is `--set train.batch=3`."""
+    pairs = TINY | {"data.files": str(text)} | {key.replace("__", "."): value for key, value in more.items()}
+    return [part for key, value in pairs.items() for part in ("--set", f"{key}={value}")]
+
+
+def write_text(folder: Path) -> Path:
+    """A text to train on: this project's own source."""
+    path = folder / "text.txt"
+    sources = sorted((Path(__file__).parents[2] / "thinwire" / "train").glob("*.py"))
+    path.write_text("\n".join(source.read_text() for source in sources))
+    return path
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """Start `thinwire ...` and leave it running; whatever is still there at the end is ended."""
-    started: list[subprocess.Popen[str]] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start `thinwire ...`; whatever is still there at the end is ended."""
+    started: list[Process] = []
 
-    def begin(
-        *arguments: Any, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        command = [*prefix, sys.executable, "-m", "thinwire.cli", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-        process = subprocess.Popen(command, text=True, cwd=tmp_path, env=environment() | (env or {}), **pipes)
-        started.append(process)
-        return process
+    def call(*arguments: Any, **options: Any) -> Process:
+        started.append(begin(*arguments, cwd=tmp_path, **options))
+        return started[-1]
 
-    yield begin
+    yield call
     for process in started:
         if process.poll() is None:
             process.kill()
@@ -60,32 +82,14 @@ def start(tmp_path: Path) -> Start:
 
 
 @pytest.fixture
-def thinwire(start: Start) -> Call:
+def thinwire(start: Callable[..., Process]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `thinwire ...` to its end."""
-
-    def call(*arguments: Any, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-        process = start(*arguments, **options)
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == status, f"exit status {process.returncode}\n{out}\n{err}"
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    return call
+    return lambda *arguments, status=0, **options: ended(start(*arguments, **options), status)
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """A text to train on: this project's own source."""
-    path = tmp_path / "text.txt"
-    sources = sorted((Path(__file__).parents[2] / "thinwire" / "train").glob("*.py"))
-    path.write_text("\n".join(source.read_text() for source in sources))
-    return path
-
-
-@pytest.fixture
-def tiny(text: Path) -> list[str]:
-    """Arguments of a tiny run."""
-    pairs = TINY | {"data.files": str(text)}
-    return [part for key, value in pairs.items() for part in ("--set", f"{key}={value}")]
+def tiny(tmp_path: Path) -> list[str]:
+    return arguments_of(write_text(tmp_path))
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

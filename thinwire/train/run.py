@@ -45,16 +45,20 @@ def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
     """Train; the summary of a run that reached its last step, else None."""
     data.resolve(config)
     _compare(config, place)
-    dataset = data.load(config)
-    team = build_team(config, place, dataset)
-    config.parameters = sum(p.numel() for p in team.replicas[0].module.parameters() if p.requires_grad)
-    trainer = Trainer(config, place, dataset, team, work_for(team, config, place))
     with _claimed(order.folder, place, order.resume):
+        trainer = _set_up(config, place)
         talk = talker(place.writes and not order.quiet, config.steps, trainer.step)
         try:
             return _run(trainer, order, talk)
         finally:
             talk.close()
+
+
+def _set_up(config: Config, place: Place) -> Trainer:
+    dataset = data.load(config)
+    team = build_team(config, place, dataset)
+    config.parameters = sum(p.numel() for p in team.replicas[0].module.parameters() if p.requires_grad)
+    return Trainer(config, place, dataset, team, work_for(team, config, place))
 
 
 def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:

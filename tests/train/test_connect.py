@@ -1,0 +1,97 @@
+"""Separate sites over one line: two runs that share nothing but an address."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import Process, arguments_of, ended, metrics, write_text
+from tests.train.test_run import same_run, steps_done, until
+from thinwire.train import checkpoint
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.fixture
+def pair(tmp_path: Path, start: Callable[..., Process]) -> Callable[..., list[Process]]:
+    """Start two sites; arguments for one of them alone as `only={1: (...)}`."""
+
+    def begin(*arguments: object, only: dict[int, tuple[object, ...]] | None = None) -> list[Process]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            where = f"127.0.0.1:{probe.getsockname()[1]}"
+        common = ("--connect", where, "--workers", 2)
+        return [start(*arguments, *common, "--worker", i, *(only or {}).get(i, ())) for i in range(2)]
+
+    return begin
+
+
+def folders(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "site-0", tmp_path / "site-1"]
+
+
+def outs(tmp_path: Path) -> dict[int, tuple[object, ...]]:
+    return {i: ("--out", folder) for i, folder in enumerate(folders(tmp_path))}
+
+
+def test_two_sites_are_one_run_and_resume_from_what_both_have(tmp_path: Path, thinwire, pair, tiny: list[str]) -> None:
+    thinwire("train", *tiny, "--workers", 2, "--steps", 12, "--out", tmp_path / "one")
+    for site in pair("train", *tiny, "--steps", 12, "--stop-at", 10, only=outs(tmp_path)):
+        ended(site)
+    first, second = folders(tmp_path)
+    shutil.rmtree(second / "checkpoint-000010")  # this site lost its newest
+    resumed = [ended(site) for site in pair("train", only={i: ("--resume", f) for i, f in enumerate((first, second))})]
+    assert all("at step 5" in site.stderr for site in resumed)
+    same_run(first, second)
+    losses = [[line["loss"] for line in metrics(folder)] for folder in (tmp_path / "one", first)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_nothing_in_common_is_refused_with_who_has_what(tmp_path: Path, pair, tiny: list[str]) -> None:
+    for site in pair("train", *tiny, "--steps", 12, "--stop-at", 5, only=outs(tmp_path)):
+        ended(site)
+    first, second = folders(tmp_path)
+    shutil.rmtree(second / "checkpoint-000005")
+    for site in pair("train", only={i: ("--resume", f) for i, f in enumerate((first, second))}):
+        assert "process 0 has 5; process 1 has none" in ended(site, 2).stderr
+
+
+def test_what_must_be_equal_is_compared_and_what_is_local_may_differ(tmp_path: Path, pair) -> None:
+    text = write_text(tmp_path)
+    only = outs(tmp_path)
+    local = {0: only[0], 1: (*only[1], "--local", "batch=4")}
+    for site in pair("train", *arguments_of(text), "--steps", 4, only=local):
+        ended(site)
+    shutil.rmtree(tmp_path / "site-0")
+    shutil.rmtree(tmp_path / "site-1")
+    other = {0: only[0], 1: (*only[1], "--set", "optimizer.lr=0.5")}
+    for site in pair("train", *arguments_of(text), "--steps", 4, only=other):
+        said = ended(site, 2).stderr
+        assert "optimizer.lr" in said and "0.5" in said and "0.003" in said and len(said.splitlines()) == 1
+
+
+def test_a_stop_on_one_is_a_stop_on_all_after_the_same_step(tmp_path: Path, pair, tiny: list[str]) -> None:
+    sites = pair("train", *tiny, "--steps", 100000, only=outs(tmp_path))
+    first, second = folders(tmp_path)
+    until(lambda: steps_done(second) >= 10, sites[1])
+    sites[1].send_signal(signal.SIGTERM)
+    said = [ended(site).stderr for site in sites]
+    assert all("SIGTERM on worker 1" in text for text in said)
+    assert metrics(first)[-1]["step"] == metrics(second)[-1]["step"] == checkpoint.steps_in(first)[0]
+
+
+def test_a_lost_peer_is_named_and_the_run_is_saved(tmp_path: Path, pair, tiny: list[str]) -> None:
+    sites = pair("train", *tiny, "--steps", 100000, only=outs(tmp_path))
+    first, second = folders(tmp_path)
+    until(lambda: steps_done(first) >= 10, sites[0])
+    sites[1].kill()
+    said = ended(sites[0], 1).stderr.splitlines()[-1]
+    assert "worker 1 not heard from" in said and "saved" in said
+    newest = checkpoint.steps_in(first)[0]
+    checkpoint.verify(first, newest, "worker-0")
+    assert metrics(first)[-1]["step"] >= newest - 1
