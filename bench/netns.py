@@ -18,9 +18,11 @@ _QUEUE = "400ms"
 
 
 class Network:
-    """`workers` namespaces `{name}-0`, ... with addresses 10.77.0.1, ...; rates are bytes per second, None is unshaped."""
+    """`workers` namespaces with the addresses 10.77.0.1, ...; rates are bytes per second, None is unshaped."""
 
-    def __init__(self, workers: int, up: float | None = None, down: float | None = None, name: str = "thinwire") -> None:
+    def __init__(
+        self, workers: int, up: float | None = None, down: float | None = None, name: str = "thinwire"
+    ) -> None:
         if os.geteuid() != 0:
             raise SystemExit("network namespaces need root: run this with sudo")
         self.workers, self.name = workers, f"{name}{os.getpid()}"
@@ -82,7 +84,9 @@ class Network:
 
 def _shape(space: str, device: str, rate: float | None) -> None:
     if rate is None:
-        subprocess.run(["tc", "-n", space, "qdisc", "del", "dev", device, "root"], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            ["tc", "-n", space, "qdisc", "del", "dev", device, "root"], stderr=subprocess.DEVNULL, check=False
+        )
         return
     burst = max(16_000, int(rate * _BURST_SECONDS))
     shaped = ["tbf", "rate", f"{int(rate * 8)}bit", "burst", str(burst), "latency", _QUEUE]

@@ -62,6 +62,7 @@ class Overhead:
 
 
 NONE = Overhead()
+OVERHEAD = Overhead(framing=1.04)
 
 
 def events(price: Cost, workers: int, steps: int, overhead: Overhead = NONE) -> Iterator[Event]:

@@ -14,7 +14,15 @@ _COLOURS = (
     *("#d46aa5", "#7c5a3c", "#5aa9e6", "#8d99ae", "#a3a329", "#1b1b3a"),
 )
 _DASHES = ("solid", "dash")  # once through the colours, then again dashed
-_LABELS = {1e6: "1 Mbit/s", 1e7: "10 Mbit/s", 1e8: "100 Mbit/s", 1e9: "1 Gbit/s", 1e10: "10 Gbit/s", 1e11: "100 Gbit/s"}
+_LABELS = {
+    1e6: "1 Mbit/s",
+    1e7: "10 Mbit/s",
+    1e8: "100 Mbit/s",
+    1e9: "1 Gbit/s",
+    1e10: "10 Gbit/s",
+    1e11: "100 Gbit/s",
+    1e12: "1 Tbit/s",
+}
 
 
 def plot(path: Path, curves: dict[str, Array], here: float, title: str) -> None:

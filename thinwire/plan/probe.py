@@ -16,7 +16,8 @@ from thinwire.plan.inputs import Facts
 from thinwire.plan.timeline import Link
 
 _FIRST = 2**18  # bytes of the first transfer; doubled until one takes long enough to be believed
-_LONG_ENOUGH = 1.0  # seconds
+_LONG_ENOUGH = 0.5  # seconds
+_MOST = 2**28  # bytes of a transfer, however fast the line
 _PINGS = 20
 _WIDTH = 1024
 _SAMPLE = 2**22  # parameters of the block that is timed at the most; the rest is scaled from it
@@ -82,7 +83,7 @@ def _transfer(source: int, target: int, latency: float) -> float:
     while True:
         dist.barrier()
         seconds = max(_everyone(_timed_send(source, target, torch.zeros(size, dtype=torch.uint8))))
-        if seconds > _LONG_ENOUGH or size >= 2**30:
+        if seconds > _LONG_ENOUGH or size >= _MOST:
             return size / max(seconds - 2 * latency, 1e-9)
         size *= 2
 
