@@ -1,0 +1,92 @@
+"""The page of a run and of a comparison, opened in a real browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import arguments_of, begin, ended, metrics, write_text
+
+plotly = pytest.importorskip("plotly")
+
+METHODS = ("ddp", "desloc", "diloco")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of three methods, with its report."""
+    folder = tmp_path_factory.mktemp("compare")
+    out = folder / "out"
+    sets = arguments_of(write_text(folder))
+    result = ended(
+        begin("compare", "--methods", ",".join(METHODS), *sets, "--steps", 12, "--workers", 2, "--out", out, cwd=folder)
+    )
+    assert all(name in result.stdout for name in (*METHODS, "report.html"))
+    return out
+
+
+def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
+    """The page as the browser ends up with it, and what was written to its console."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    quiet = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--enable-logging=stderr",
+    )
+    offline = "--host-resolver-rules=MAP * ~NOTFOUND"
+    command = [browser, *quiet, offline, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
+    result = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    return result.stdout, [line for line in result.stderr.splitlines() if ":CONSOLE" in line]
+
+
+def test_compare_puts_methods_side_by_side(compared: Path) -> None:
+    results = json.loads((compared / "compare.json").read_text())
+    assert [entry["method"] for entry in results] == list(METHODS)
+    by_name = {entry["method"]: entry for entry in results}
+    assert by_name["ddp"]["bytes_vs_ddp"] == 1.0
+    assert by_name["diloco"]["bytes_sent"] < by_name["desloc"]["bytes_sent"] < by_name["ddp"]["bytes_sent"]
+    for entry in results:
+        assert {"loss", "perplexity", "bytes_sent", "seconds", "tokens", "parameters"} <= entry.keys()
+        lines = metrics(compared / entry["run"])
+        assert len(lines) == 12 and lines[0]["loss"] == metrics(compared / "ddp")[0]["loss"], "the same first batch"
+
+
+@pytest.mark.parametrize("which", ["comparison", "run"])
+def test_the_page_opens_offline_without_a_complaint(compared: Path, thinwire, tmp_path: Path, which: str) -> None:
+    folder = compared if which == "comparison" else compared / "diloco"
+    if which == "run":
+        assert str(folder / "report.html") in thinwire("report", folder).stdout
+    page = folder / "report.html"
+    dom, complaints = browse(page, tmp_path / "profile")
+    assert complaints == []
+    for chart in ("loss", "pareto", "timeline", "drift"):
+        assert f'id="{chart}"' in dom
+    assert dom.count('class="main-svg"') >= 4, "every chart was drawn"
+    for said in ("diloco", "steps</text>", "tokens</text>", "bytes</text>", "[optimizer]", "Perplexity"):
+        assert said in dom
+    assert "<script src" not in page.read_text(), "a self-contained file; the browser has no network here"
+
+
+def test_the_browser_would_have_told(tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text("<script>console.error('seen'); absent()</script>")
+    _, complaints = browse(page, tmp_path / "profile")
+    assert len(complaints) == 2
+
+
+def test_a_run_that_goes_on_has_a_page_too(compared: Path, thinwire, tmp_path: Path) -> None:
+    """Without its summary, and with half a last line, as a killed run leaves it."""
+    run = shutil.copytree(compared / "desloc", tmp_path / "run")
+    (run / "summary.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "lo')
+    thinwire("report", run)
+    assert "so far" in (run / "report.html").read_text()
