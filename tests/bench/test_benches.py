@@ -1,0 +1,38 @@
+"""The benches start, measure something tiny, and write what they promise. Numbers are not judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(bench: str, out: Path, *options: str) -> dict:
+    command = [sys.executable, f"bench/{bench}.py", *options, "--out", str(out)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert {"command", "seed", "versions", "machine", "results"} <= record.keys()
+    return record["results"]
+
+
+def test_steps_on_which_nothing_is_due(tmp_path: Path) -> None:
+    found = run("overhead", tmp_path / "out.json", "--parts", "idle", "--parameters", "20000", "--rounds", "3")
+    assert all(result["ratio"] > 1 and result["hooks"]["median"] > 0 for result in found["idle"].values())
+
+
+@pytest.mark.xdist_group("processes")
+def test_a_round_against_its_parts(tmp_path: Path) -> None:
+    sizes = ("--parameters", "20000", "--tensors", "4", "--rounds", "2", "--profile", "1")
+    found = run("overhead", tmp_path / "out.json", "--parts", "round", *sizes)["round"]["4"]
+    assert found["ratios"]["parts"]["total"]["median"] > 0
+    assert found["profile"]
+    assert "torchft" in found["ratios"] or found["torchft"].startswith("skipped")
