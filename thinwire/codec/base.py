@@ -29,6 +29,13 @@ class Layout:
     align: int = 1
     blocks: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash  # layouts are keys of many caches, and may have thousands of shapes
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shapes, self.align, self.blocks))
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Values in each tensor."""

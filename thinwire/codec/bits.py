@@ -7,6 +7,8 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from .triton import usable
+
 
 def packed(count: int, bits: int) -> int:
     """Bytes that `count` values of `bits` bits take.
@@ -24,6 +26,10 @@ def pack(values: Tensor, bits: int) -> Tensor:
     True
     """
     assert 0 <= bits <= 16
+    if usable(values.device) and bits:
+        from .triton import bits as kernels
+
+        return kernels.pack(values, bits, packed(values.numel(), bits))
     group, width = _period(bits)
     rows = -(-values.numel() // group)
     padded = torch.zeros(rows * group, dtype=torch.int32, device=values.device)
@@ -42,6 +48,10 @@ def unpack(payload: Tensor, count: int, bits: int) -> Tensor:
     [5, 0, 6]
     """
     assert 0 <= bits <= 16
+    if usable(payload.device) and bits:
+        from .triton import bits as kernels
+
+        return kernels.unpack(payload, count, bits)
     group, width = _period(bits)
     rows = -(-count // group)
     padded = torch.zeros(rows * width, dtype=torch.uint8, device=payload.device)

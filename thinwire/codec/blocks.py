@@ -126,8 +126,7 @@ def fill(codes: Tensor, layout: Layout, per_byte: int) -> Tensor:
         return codes
     out = torch.zeros(layout.total // per_byte, dtype=torch.uint8, device=codes.device)
     stretches = [out[first:last] for first, last in runs(layout, per_byte)]
-    for stretch, piece in zip(stretches, codes.split([len(s) for s in stretches]), strict=True):
-        stretch.copy_(piece)
+    torch._foreach_copy_(stretches, list(codes.split([len(stretch) for stretch in stretches])))
     return out
 
 

@@ -34,6 +34,8 @@ class Blocks:
     def of(cls, shape: torch.Size, chunk: int) -> Blocks:
         rows = shape[0] if len(shape) > 1 else 1
         columns = shape.numel() // rows if rows else 0
+        if rows == 1 and columns % chunk == 0:  # a vector without padding is a matrix of its rows, which stacks well
+            return cls(columns // chunk, chunk, 1, chunk)
         return cls(rows, columns, max(1, min(rows, chunk)), max(1, min(columns, chunk)))
 
     @property
@@ -55,8 +57,12 @@ class Blocks:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Sorts large blocks before small ones, and equal tensors side by side."""
-        return -self.high * self.wide, -self.high, self.rows, self.columns
+        """Sorts large blocks before small ones, and those that stack side by side."""
+        return -self.high * self.wide, -self.high, self.columns, self.rows % self.high
+
+    def stacks(self, other: Blocks) -> bool:
+        """Whether this tensor with the other one below it is again such a matrix."""
+        return self.rows % self.high == 0 and (self.columns, self.high) == (other.columns, other.high)
 
     def strips(self, device: torch.device) -> list[Strip]:
         """The tensor in whole rows of blocks: a few at a time on a CPU, all at once elsewhere."""
@@ -83,14 +89,18 @@ class Strip:
         """The tensor -> coefficients (blocks of the strip, high * wide)."""
         b = self.blocks
         part = self._padded(self._rows(tensor)).view(-1, b.high, b.across, b.wide).transpose(1, 2)
-        values = part.reshape(-1, b.high, b.wide)
-        return product(cosines(b.high, tensor.device), product(values, cosines(b.wide, tensor.device).T)).flatten(1)
+        found = product(part.reshape(-1, b.high, b.wide), cosines(b.wide, tensor.device).T)
+        if b.high > 1:
+            found = product(cosines(b.high, tensor.device), found)
+        return found.flatten(1)
 
     def inverse(self, coefficients: Tensor, tensor: Tensor) -> None:
         """Coefficients (blocks of the strip, high * wide) -> the strip's part of the tensor."""
         b = self.blocks
-        found = coefficients.view(-1, b.high, b.wide)
-        self.put(product(cosines(b.high, tensor.device).T, product(found, cosines(b.wide, tensor.device))), tensor)
+        values = product(coefficients.view(-1, b.high, b.wide), cosines(b.wide, tensor.device))
+        if b.high > 1:
+            values = product(cosines(b.high, tensor.device).T, values)
+        self.put(values, tensor)
 
     def put(self, values: Tensor, tensor: Tensor) -> None:
         """Values (blocks of the strip, high, wide), without the padding, into the tensor."""

@@ -42,6 +42,11 @@ class Cut:
     def streams(self) -> Streams:
         return [(group.total, group.bits) for group in self.groups]
 
+    @property
+    def even(self) -> bool:
+        """Whether all chunks are of one kind and keep as much."""
+        return len(self.groups) == 1 and self.groups[0].kept is None and self.order is None
+
     def where(self, found: Sequence[Tensor]) -> Tensor:
         """The indices kept in each group -> int64: where in the buffer they are, in the order of the tensors."""
         if not found:

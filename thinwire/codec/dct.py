@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from .base import Codec, Layout, Weight
-from .cosine import Blocks, exact
+from .cosine import exact
+from .plan import Plan, plan
 from .sparse import TopK
 from .stream import Streamed
 
@@ -38,140 +39,102 @@ class DCT(Codec):
         self.align = chunk
 
     def size(self, layout: Layout) -> int:
-        return sum(way.size for way in self._ways(layout))
+        return sum(way.size for way in ways(self.inner, self.chunk, layout))
 
     def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
         with exact(buffer.device):
-            return torch.cat([way.encode(buffer, layout) for way in self._ways(layout)])
+            return torch.cat([way.encode(buffer) for way in ways(self.inner, self.chunk, layout)])
 
     def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        own = layout.zeros(buffer.device)
+        own = _blank(layout, buffer.device)
         with exact(buffer.device):
-            return torch.cat([way.encode_with_own(buffer, layout, own) for way in self._ways(layout)]), own
+            return torch.cat([way.encode_with_own(buffer, own) for way in ways(self.inner, self.chunk, layout)]), own
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
-        out = layout.zeros(payload.device)
-        ways = self._ways(layout)
+        out = _blank(layout, payload.device)
+        parts = ways(self.inner, self.chunk, layout)
         with exact(out.device):
-            for way, part in zip(ways, payload.split([way.size for way in ways]), strict=True):
-                way.decode(part, layout, out)
+            for way, mine in zip(parts, payload.split([way.size for way in parts]), strict=True):
+                way.decode(mine, out)
         return out
 
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
         """As Codec.merge; a weight given per value must be the same throughout a tensor."""
-        out = layout.zeros(payloads[0].device)
-        ways = self._ways(layout)
-        parts = [payload.split([way.size for way in ways]) for payload in payloads]
+        out = _blank(layout, payloads[0].device)
+        parts = ways(self.inner, self.chunk, layout)
+        split = [payload.split([way.size for way in parts]) for payload in payloads]
         heads = [_per_tensor(weight, layout) for weight in weights]
         with exact(out.device):
-            for way, mine in zip(ways, zip(*parts, strict=True), strict=True):
-                way.merge(mine, heads, layout, out)
+            for way, mine in zip(parts, zip(*split, strict=True), strict=True):
+                way.merge(mine, heads, out)
         return out
-
-    def _ways(self, layout: Layout) -> list[Streamed | Whole]:
-        """Top-k of full blocks goes strip by strip; what is left, and any other codec, by all coefficients at once."""
-        if not isinstance(self.inner, TopK):
-            return [Whole(self.inner, plan(layout, self.chunk, self.inner.align, None))]
-        full, rest = (plan(layout, self.chunk, 1, which) for which in (True, False))
-        return [Streamed(self.inner, full.tensors, full.blocks), Whole(self.inner, rest)]
 
     def __repr__(self) -> str:
         return f"DCT({self.inner!r}, chunk={self.chunk})"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Some of the tensors, largest blocks first, so that equal blocks lie together; and their coefficients' layout.
-
-    `batches`: neighbours that can be stacked and transformed at once, hundreds of small vectors above all.
-    """
-
-    tensors: tuple[int, ...]
-    blocks: tuple[Blocks, ...]
-    layout: Layout
-    batches: tuple[slice, ...]
+@lru_cache(maxsize=64)
+def ways(inner: Codec, chunk: int, layout: Layout) -> list[Streamed | Whole]:
+    """Top-k of full blocks goes strip by strip; what is left, and any other codec, by all coefficients at once."""
+    if not isinstance(inner, TopK):
+        return [Whole(inner, plan(layout, chunk, inner.align, None))]
+    return [Streamed(inner, plan(layout, chunk, 1, True)), Whole(inner, plan(layout, chunk, 1, False))]
 
 
-@lru_cache(maxsize=256)
-def plan(layout: Layout, chunk: int, align: int, full: bool | None) -> Plan:
-    """Of the tensors with full blocks, of those without, or of all; the empty ones have no coefficients."""
-    cuts = [Blocks.of(shape, chunk) for shape in layout.shapes]
-    mine = [which for which, cut in enumerate(cuts) if full is None or full == (cut.high == cut.wide == chunk)]
-    order = sorted((which for which in mine if cuts[which].count), key=lambda which: cuts[which].order)
-    chosen = tuple(cuts[which] for which in order)
-    shapes = tuple(cut.shape for cut in chosen)
-    return Plan(tuple(order), chosen, Layout(shapes, align, blocks=True), tuple(_batches(chosen, align)))
-
-
-def _batches(blocks: tuple[Blocks, ...], align: int) -> Iterator[slice]:
-    """Runs of equal blocks without padding below and without a gap behind their coefficients."""
-    at = 0
-    while at < len(blocks):
-        cut, end = blocks[at], at + 1
-        while cut.rows % cut.high == cut.shape.numel() % align == 0 and end < len(blocks) and blocks[end] == cut:
-            end += 1
-        yield slice(at, end)
-        at = end
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Whole:
     """`inner` on all coefficients of some tensors, in one buffer."""
 
     inner: Codec
     plan: Plan
 
-    @property
+    @cached_property
     def size(self) -> int:
-        return self.inner.size(self.plan.layout)
+        return self.inner.size(self.plan.inside)
 
-    def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
-        return self.inner.encode(self._forward(buffer, layout), self.plan.layout)
+    def encode(self, buffer: Tensor) -> Tensor:
+        return self.inner.encode(self._forward(buffer), self.plan.inside)
 
-    def encode_with_own(self, buffer: Tensor, layout: Layout, out: Tensor) -> Tensor:
-        payload, own = self.inner.encode_with_own(self._forward(buffer, layout), self.plan.layout)
-        self._inverse(own, layout, out)
+    def encode_with_own(self, buffer: Tensor, out: Tensor) -> Tensor:
+        payload, own = self.inner.encode_with_own(self._forward(buffer), self.plan.inside)
+        self._inverse(own, out)
         return payload
 
-    def decode(self, payload: Tensor, layout: Layout, out: Tensor) -> None:
-        self._inverse(self.inner.decode(payload, self.plan.layout), layout, out)
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        self._inverse(self.inner.decode(payload, self.plan.inside), out)
 
-    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout, out: Tensor) -> None:
+    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], out: Tensor) -> None:
         """`weights` are numbers, or one number per tensor of the row."""
         spread = [self._per_coefficient(weight) for weight in weights]
-        self._inverse(self.inner.merge(payloads, spread, self.plan.layout), layout, out)
+        self._inverse(self.inner.merge(payloads, spread, self.plan.inside), out)
 
-    def _forward(self, buffer: Tensor, layout: Layout) -> Tensor:
-        coefficients = self.plan.layout.zeros(buffer.device)
-        for batch, tensors, found in self._batches(layout.views(buffer), coefficients):
-            tall = tensors[0] if len(tensors) == 1 else torch.cat([tensor.view(-1) for tensor in tensors])
-            for strip in batch.strips(found.device):
+    def _forward(self, buffer: Tensor) -> Tensor:
+        coefficients = self.plan.inside.zeros(buffer.device)
+        for batch in self.plan.batches:
+            tall, found = batch.read(buffer), batch.found(coefficients)
+            for strip in batch.blocks.strips(buffer.device):
                 found[strip.mine] = strip.forward(tall)
         return coefficients
 
-    def _inverse(self, coefficients: Tensor, layout: Layout, out: Tensor) -> None:
-        for batch, tensors, found in self._batches(layout.views(out), coefficients):
-            tall = tensors[0] if len(tensors) == 1 else torch.empty(batch.rows, batch.columns, device=out.device)
-            for strip in batch.strips(found.device):
-                strip.inverse(found[strip.mine], tall)
-            if len(tensors) > 1:
-                torch._foreach_copy_(tensors, list(tall.view(len(tensors), *tensors[0].shape).unbind()))
-
-    def _batches(self, tensors: list[Tensor], coefficients: Tensor) -> Iterator[tuple[Blocks, list[Tensor], Tensor]]:
-        """Each batch as one tall matrix: its blocks, its tensors and its coefficients."""
+    def _inverse(self, coefficients: Tensor, out: Tensor) -> None:
         for batch in self.plan.batches:
-            members = [tensors[which] for which in self.plan.tensors[batch]]
-            cut, first = self.plan.blocks[batch.start], self.plan.layout.offsets[batch.start]
-            tall = replace(cut, rows=cut.rows * len(members))
-            yield tall, members, coefficients[first : first + tall.shape.numel()].view(tall.shape)
+            tall, found = batch.target(out), batch.found(coefficients)
+            for strip in batch.blocks.strips(out.device):
+                strip.inverse(found[strip.mine], tall)
+            batch.write(tall, out)
 
     def _per_coefficient(self, weight: Weight) -> Weight:
         if not isinstance(weight, Tensor):
             return weight
-        layout = self.plan.layout
+        inside = self.plan.inside
         mine = weight[torch.tensor(self.plan.tensors, dtype=torch.int64, device=weight.device)]
-        spans = torch.tensor(layout.spans, dtype=torch.int64, device=weight.device)
-        return mine.repeat_interleave(spans, output_size=layout.total)
+        spans = torch.tensor(inside.spans, dtype=torch.int64, device=weight.device)
+        return mine.repeat_interleave(spans, output_size=inside.total)
+
+
+def _blank(layout: Layout, device: torch.device) -> Tensor:
+    """A buffer to be filled but for its gaps."""
+    return layout.zeros(device) if layout.total > layout.values else torch.empty(layout.total, device=device)
 
 
 def _per_tensor(weight: Weight, layout: Layout) -> Weight:

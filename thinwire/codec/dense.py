@@ -93,9 +93,10 @@ class Int8(Blocked):
             return kernels.write_int8(values, scales, codes, own)
         top = values.view(torch.int32).bitwise_and(0x7FFFFFFF).amax(1).view(torch.float32)
         top = top.where(top > TINY, 0.0)
-        scales.copy_(top / 127)
-        levels = values * (127 / top).where(top > 0, 0.0)[:, None]
-        codes.view(torch.int8).copy_(levels.round_().clamp_(-127, 127))
+        most = top.new_full((), 127.0)  # a number would be divided by as a product with its inverse on some devices
+        scales.copy_(top / most)
+        level = values * (most / top).where(top > 0, 0.0)[:, None]
+        codes.view(torch.int8).copy_(level.round_().clamp_(-127, 127))
         if own is not None:
             self._read(scales, codes, own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from .blocks import gather, spread
 from .cut import Cut, Streams, cut
 from .dense import Float32
 from .select import select
+from .triton import usable
 from .twobit import TwoBit
 
 Entries = tuple[Tensor, Tensor]  # where values go, int64 [..., entries], and the values
@@ -60,9 +62,23 @@ class TopK(Codec):
         return layout.zeros(payload.device).scatter_(0, where, values)
 
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        plan = self._cut(layout, payloads[0].device)
+        if usable(plan.device) and plan.even and not any(isinstance(weight, Tensor) for weight in weights):
+            return self._merge_even(payloads, weights, plan, layout)
         read = [self._decode(payload, layout) for payload in payloads]
         at = [w[where] if isinstance(w, Tensor) else w for (where, _), w in zip(read, weights, strict=True)]
         return self.mean(layout.zeros(payloads[0].device), read, at, weights)
+
+    def _merge_even(self, payloads: Sequence[Tensor], weights: Sequence[Weight], plan: Cut, layout: Layout) -> Tensor:
+        from .triton import dct as kernels
+
+        read = [self.read(payload, plan.streams, plan.values) for payload in payloads]
+        shape = (len(payloads), -1, plan.groups[0].most)
+        index, values = torch.stack([found[0] for found, _ in read]), torch.stack([values for _, values in read])
+        shares = torch.tensor(weights, dtype=torch.float32)[:, None].to(plan.device)
+        merged = kernels.mean(index.view(shape), values.view(shape), shares, self.rule == "senders")
+        where = (index + plan.groups[0].origin).view(-1)
+        return layout.zeros(plan.device).scatter_add_(0, where, merged.view(-1))  # one term and zeros: in any order
 
     def mean(self, total: Tensor, read: Sequence[Entries], at: Sequence[Weight], weights: Sequence[Weight]) -> Tensor:
         """The merge of entries into zeros [..., n], in place; `at`: the weights of the entries, or the same for all."""
@@ -107,10 +123,15 @@ class TopK(Codec):
 
     def _body(self, kept: Layout) -> Layout:
         """The values kept, as the codec that writes them wants them; two bits have one table per tensor."""
-        return Layout(kept.shapes, 1 if isinstance(self.values, TwoBit) else self.values.align)
+        return _aligned(kept, 1 if isinstance(self.values, TwoBit) else self.values.align)
 
     def __repr__(self) -> str:
         return f"TopK({self.k}, chunk={self.chunk}, values={self.values!r}, merge={self.rule!r})"
+
+
+@lru_cache(maxsize=256)
+def _aligned(layout: Layout, align: int) -> Layout:
+    return Layout(layout.shapes, align)
 
 
 def _add(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> None:
@@ -120,11 +141,19 @@ def _add(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> N
 
 
 def _over_senders(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> Tensor:
-    """`total` over the weight of those who sent a value, in place; only what was sent is touched."""
+    """`total` over the weight of those who sent a value, in place."""
     heard = torch.zeros_like(total)
-    _add(heard, [(where, torch.ones_like(values)) for where, values in read], weights)
+    for (where, _), weight in zip(read, weights, strict=True):
+        heard.scatter_(-1, where, heard.gather(-1, where) + weight)
+    if total.device.type == "cpu":
+        return _divide_sent(total, heard, read)
+    return total.div_(heard.masked_fill_(heard == 0, 1.0))
+
+
+def _divide_sent(total: Tensor, heard: Tensor, read: Sequence[Entries]) -> Tensor:
+    """Only what was sent is touched, which is faster where a pass over everything is slow."""
     for where, _ in read:
-        weight = heard.gather(-1, where)
-        total.scatter_(-1, where, total.gather(-1, where) / weight.where(weight > 0, 1.0))
+        over = heard.gather(-1, where)
+        total.scatter_(-1, where, total.gather(-1, where) / over.where(over > 0, 1.0))
         heard.scatter_(-1, where, 1.0)  # a value that another sent too is divided once
     return total

@@ -11,24 +11,37 @@ from torch import Tensor
 
 def largest(rows: Tensor, k: int) -> Tensor:
     """fp32 (rows, width) -> int64 (rows, k), ascending; ties to the lower index."""
-    count, width = rows.shape
-    index = torch.empty(count, k, dtype=torch.int64, device=rows.device)
-    padded = triton.next_power_of_2(width)
-    if count:
-        _largest[(count,)](rows, index, width, k, padded, num_warps=4 if padded <= 4096 else 16)
+    index = torch.empty(len(rows), k, dtype=torch.int64, device=rows.device)
+    padded = triton.next_power_of_2(rows.shape[1])
+    if len(rows):
+        _largest[(len(rows),)](rows, index, rows.shape[1], k, padded, num_warps=min(16, max(1, padded // 1024)))
     return index
 
 
 @triton.jit
-def chosen(size, k):
-    """int32 [n] magnitudes as bits, -1 for none -> which are the k largest, and the place of each among them."""
-    edge = 0
-    bit = 30
-    while bit >= 0:
-        trial = edge | (1 << bit)
-        count = tl.sum((size >= trial).to(tl.int32))
-        edge = tl.where(count >= k, trial, edge)
-        bit = tl.where(count == k, -1, bit - 1)  # nothing lower can matter
+def magnitude(x):
+    """The bits of |x|, which are ordered as |x| is; the very last NaN is left free as a bound."""
+    return tl.minimum(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7FFFFFFE)
+
+
+@triton.jit
+def kth(size, k):
+    """The k-th largest of magnitudes, or anything down to the next smaller one."""
+    high = tl.max(size) + 1  # fewer than k reach it
+    low = tl.maximum(high - (2 << 23), 0)  # most often k are within a factor of 4 of the largest
+    low = tl.where(tl.sum((size >= low).to(tl.int32)) >= k, low, 0)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        count = tl.sum((size >= middle).to(tl.int32))
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count > k, high, tl.where(count == k, middle + 1, middle))
+    return low
+
+
+@triton.jit
+def chosen_of_line(size, k):
+    """int32 [n] magnitudes, -1 for none -> which are the k largest, and the place of each among them."""
+    edge = kth(size, k)
     more = (size > edge).to(tl.int32)
     same = (size == edge).to(tl.int32)
     spare = k - tl.sum(more)
@@ -39,10 +52,26 @@ def chosen(size, k):
 
 
 @triton.jit
+def chosen_of_tile(size, k, S: tl.constexpr):
+    """As above for (S, S), S up to 64, line by line; what lies in a tile already is not put into a line again."""
+    edge = kth(size, k)
+    more = (size > edge).to(tl.int32)
+    same = (size == edge).to(tl.int32)
+    spare = k - tl.sum(more)
+    # counts up to each value of its line, both in one number, by a product with a triangle of ones
+    triangle = (tl.arange(0, S)[:, None] <= tl.arange(0, S)[None, :]).to(tl.bfloat16)
+    within = tl.dot((more + 128 * same).to(tl.bfloat16), triangle).to(tl.int32)
+    line = tl.sum(more + (same << 16), 1)
+    before = (tl.cumsum(line, 0) - line)[:, None]
+    ties = (before >> 16) + (within >> 7)
+    mine = (more > 0) | ((same > 0) & (ties <= spare))
+    return mine, (before & 0xFFFF) + (within & 127) + tl.minimum(ties, spare) - 1
+
+
+@triton.jit
 def _largest(rows, index, width, k, PADDED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PADDED)
     x = tl.load(rows + row * width + lane, mask=lane < width, other=0.0)
-    size = tl.where(lane < width, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, -1)
-    mine, place = chosen(size, k)
-    tl.store(index + row * k + place, lane.to(tl.int64), mask=mine)
+    mine, place = chosen_of_line(tl.where(lane < width, magnitude(x), -1), k)
+    tl.store(index + row * k + place, lane, mask=mine)
