@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _BURST_SECONDS = 0.01  # tokens a full bucket holds; a short one keeps short messages honest
-_QUEUE = "400ms"
+_QUEUE = "50ms"  # what a modem holds back; with a far longer one TCP both ways at once loses a quarter of the line
 
 
 class Network:

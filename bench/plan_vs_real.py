@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"ddp": (2, 6), "desloc": (EVERY, 6 * EVERY)}  # to warm up, and timed
 ALONE = 10  # steps that are timed without any exchange, before and after
-PACE = 0.15  # seconds of forward and backward; the model itself needs less
+PACE = 0.3  # seconds of forward and backward; the model itself needs less
 
 
 def model_of() -> nn.Module:
@@ -147,13 +148,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rates", default="10,50,250,1000", help="Mbit/s")
     parser.add_argument("--methods", default=",".join(SETTINGS))
-    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--setting", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         return work(options.worker, options.workers, json.loads(options.setting), options.batch)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed then, too
     rows = []
     print(f"{'method':<10} {'Mbit/s':>7} {'alone':>8} {'measured':>9} {'analytic':>9} {'predicted':>9} {'ratio':>6}")
     for name in options.methods.split(","):

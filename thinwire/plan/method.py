@@ -28,23 +28,20 @@ LEGS: dict[str, Callable[[int], int]] = {
 }
 
 
-class Block(nn.Module):
-    """As many parameters as asked for: a matrix, and a vector with the rest."""
-
-    def __init__(self, parameters: int) -> None:
-        super().__init__()
-        self.matrix = nn.Parameter(torch.empty(parameters // _WIDTH, _WIDTH, device="meta"))
-        if parameters % _WIDTH:
-            self.rest = nn.Parameter(torch.empty(parameters % _WIDTH, device="meta"))
-
-
 class Sketch(nn.Module):
-    """A model without weights: `layers` equal blocks (to one parameter) with `parameters` in all."""
+    """A model without weights: `layers` equal blocks, one matrix each, and what is left of `parameters` as a vector."""
 
     def __init__(self, parameters: int, layers: int) -> None:
         super().__init__()
-        edges = [parameters * layer // layers for layer in range(layers + 1)]
-        self.layers = nn.ModuleList(Block(b - a) for a, b in zip(edges, edges[1:], strict=False))
+        width = min(_WIDTH, parameters // layers)
+        shape = (parameters // layers // width, width)
+        self.layers = nn.ModuleList(nn.ParameterList([_weights(*shape)]) for _ in range(layers))
+        if rest := parameters - layers * shape[0] * width:
+            self.rest = _weights(rest)
+
+
+def _weights(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, device="meta"))
 
 
 @dataclass(frozen=True)
