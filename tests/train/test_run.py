@@ -6,7 +6,9 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import thinwire as tw
-from tests.train.conftest import arguments_of, begin, ended, metrics, write_text
+from tests.train.conftest import arguments_of, begin, ended, environment, metrics, write_text
 from thinwire.train import checkpoint
 from thinwire.train import config as configs
 from thinwire.train.models import Llama, Shape
@@ -230,3 +232,32 @@ def test_without_the_report_library_training_runs_and_says_so(tmp_path: Path, th
     arguments = (*tiny, "--set", "logging.report=true", "--workers", 1, "--steps", 2, "--out", tmp_path / "run")
     result = thinwire("train", *arguments, env=env)
     assert "no report.html: plotly" in result.stderr and (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.xdist_group("processes")
+def test_under_torchrun_each_node_is_a_worker_with_fsdp_inside(tmp_path: Path, thinwire, tiny: list[str]) -> None:
+    """Two nodes of two processes; stopped, resumed, and held against both workers in one process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = ("--master_addr", "127.0.0.1", "--master_port", str(probe.getsockname()[1]))
+    common = ("train", *tiny, "--steps", 10, "--workers", 2)
+    thinwire(*common, "--out", tmp_path / "one")
+
+    def nodes(*arguments: object) -> None:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "2", *where]
+        started = [
+            subprocess.Popen(
+                [*torchrun, "--node_rank", str(node), "-m", "thinwire.cli", *map(str, arguments)],
+                env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for node in range(2)
+        ]  # fmt: skip
+        for process in started:
+            ended(process)
+
+    nodes(*common, "--set", "train.inside=fsdp", "--out", tmp_path / "nodes", "--stop-at", 6)
+    nodes("train", "--resume", tmp_path / "nodes")
+    losses = [[line["loss"] for line in metrics(tmp_path / name)] for name in ("one", "nodes")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "nodes")
+    assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)

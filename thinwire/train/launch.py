@@ -31,16 +31,29 @@ def in_one_process(config: Config, order: Order) -> dict[str, Any] | None:
 
 def in_torchrun(config: Config, order: Order) -> None:
     try:
-        run(config, places.among_processes(config), order)
+        place = places.among_processes(config)
+        _share_folder(order)
+        run(config, place, order)
     finally:
         _leave_group()
 
 
 def as_site(config: Config, order: Order, address: str, worker: int) -> None:
     try:
-        run(config, places.connected(config, address, worker), order)
+        place = places.connected(config, address, worker)
+        _share_folder(order)
+        run(config, place, order)
     finally:
         _leave_group()
+
+
+def _share_folder(order: Order) -> None:
+    """Processes that were started apart take the first one's folder, each on its own disk."""
+    if dist.is_initialized():
+        chosen = [str(order.folder)]
+        dist.broadcast_object_list(chosen)
+        order.folder = Path(chosen[0])
+        order.folder.mkdir(parents=True, exist_ok=True)
 
 
 def _leave_group() -> None:
@@ -118,6 +131,8 @@ def run_folder(out: Path | None, method: str) -> Path:
         except OSError as error:
             raise UserError(f"--out {out}: {error.strerror or error}") from error
         return out
+    if int(os.environ.get("RANK", "0")):
+        return Path("runs")  # the first process chooses for all
     number = 1
     while True:
         folder = Path("runs") / f"{method}-{number}"

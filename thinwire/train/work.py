@@ -58,12 +58,14 @@ def _wrapped(model: nn.Module, config: Config, place: Place) -> nn.Module:
         raise UserError(
             f"train.batch = {config.train.batch} must be a multiple of the {place.inside} processes of a worker"
         )
+    from torch.distributed.fsdp import fully_shard  # a second to import, for those who use it
+
     if config.train.inside == "ddp":
         return nn.parallel.DistributedDataParallel(model, process_group=place.mesh.get_group())
     for blocks in (m for m in model.modules() if isinstance(m, nn.ModuleList)):
         for block in blocks:
-            dist.fsdp.fully_shard(block, mesh=place.mesh)
-    dist.fsdp.fully_shard(model, mesh=place.mesh)
+            fully_shard(block, mesh=place.mesh)
+    fully_shard(model, mesh=place.mesh)
     return model
 
 
