@@ -84,7 +84,7 @@ ENTRIES: dict[str, Entry] = {
     "desloc periods": Entry(tw.desloc(3, moments={"exp_avg": 4, "exp_avg_sq": 5}), equal=3),
     "desloc nesterov": Entry(tw.desloc(3, outer=tw.Nesterov(1.0, 0.9)), equal=3, copy=True),
     "desloc delay": Entry(tw.desloc(2, delay=1)),
-    "desloc delay beyond a period": Entry(tw.desloc(2, delay=5)),
+    "desloc delay of a period": Entry(tw.desloc(2, delay=2)),
     "local_states": Entry(tw.local_states(3), equal=3),
     "reset_states": Entry(tw.reset_states(3), equal=3),
     "diloco": Entry(tw.diloco(3), equal=3, copy=True),

@@ -66,12 +66,6 @@ CASES: dict[str, tuple[Callable[[], tw.Method], Callable[[], Any], Inner, float]
     "local_sgd momentum": (lambda: tw.local_sgd(5), lambda: ref.Params(5), MOMENTUM, LOSSLESS),
     "local_sgd delay": (lambda: tw.local_sgd(5, delay=3), lambda: ref.Params(5, delay=3), ADAMW, LOSSLESS),
     "local_sgd delay of a period": (lambda: tw.local_sgd(4, delay=4), lambda: ref.Params(4, delay=4), SGD, LOSSLESS),
-    "local_sgd delay beyond a period": (
-        lambda: tw.local_sgd(3, delay=7),
-        lambda: ref.Params(3, delay=7),
-        SGD,
-        LOSSLESS,
-    ),
     "local_adam": (lambda: tw.local_adam(4), lambda: moments(4, 4, 4), ADAMW, LOSSLESS),
     "local_adam delay": (lambda: tw.local_adam(5, delay=2), lambda: moments(5, 5, 5, 2), ADAMW, LOSSLESS),
     "local_adam momentum": (
