@@ -12,6 +12,17 @@ except ImportError:  # the console script comes with the bare library too
     sys.exit("thinwire: the command line needs more packages: pip install 'thinwire[train]'")
 
 
+EXTRA = (
+    "numpy",
+    "plotly",
+    "rich",
+    "safetensors",
+    "sklearn",
+    "tensorboard",
+    "tokenizers",
+    "tomli",
+)  # of thinwire[train]
+
 # typer brings a click of its own in some versions: take the class of its complaints from one of them
 COMPLAINT: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -162,6 +173,10 @@ def main() -> None:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
         sys.exit(_complain(str(error), 2))
+    except ModuleNotFoundError as error:
+        if error.name in EXTRA:
+            sys.exit(_complain(f"{error.name} is not installed: pip install 'thinwire[train]'", 1))
+        raise
     sys.exit(status if isinstance(status, int) else 0)
 
 

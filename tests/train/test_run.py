@@ -86,8 +86,11 @@ def test_processes_are_the_same_run_as_one_process_and_resume_as_it(tmp_path: Pa
     losses = [[line["loss"] for line in metrics(tmp_path / name)] for name in ("one", "two")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     thinwire(*common, "--out", tmp_path / "half", "--processes", 2, "--stop-at", 7)
+    shutil.copytree(tmp_path / "half", tmp_path / "other")
     thinwire("train", "--resume", tmp_path / "half", "--processes", 2)
     same_run(tmp_path / "two", tmp_path / "half")
+    thinwire("train", "--resume", tmp_path / "other")  # the same workers, now in one process
+    same_run(tmp_path / "one", tmp_path / "other")
 
 
 def test_more_steps_than_before_and_the_schedule_of_the_longer_run(tmp_path: Path, thinwire, tiny: list[str]) -> None:

@@ -25,7 +25,9 @@ class Trainer:
 
     def __init__(self, config: Config, place: Place, data: Dataset, team: Team, work: Work) -> None:
         self.config, self.place, self.data, self.team, self.work = config, place, data, team, work
-        self.step = self.bytes_before = self.tokens_before = 0
+        self.step = self.bytes_before = self.tokens_before = self.noted = 0
+        train = config.train
+        self.examples_per_step = sum(place.notes.exchange(train.batch * train.accumulate * len(place.hosted)))
         self.seconds_before = self.waited = self.hidden = 0.0
         self.drift: Record = {}
         self.last: Record = {}
@@ -104,7 +106,7 @@ class Trainer:
     def _record(self, factor: float, whole: float) -> Record:
         seconds = time.perf_counter() - self.started
         tokens = self.tokens_per_step * (self.step - self.start_step)
-        return {
+        record = {
             "step": self.step,
             "lr": factor * self.config.optimizer.lr,
             "tokens": self.tokens_before + tokens,
@@ -114,7 +116,14 @@ class Trainer:
             "seconds": self.seconds_before + seconds,
             "step_seconds": whole,
             "tokens_per_second": tokens / seconds,
-        } | self._link(whole, seconds)
+        }
+        return record | self._link(whole, seconds) | self._events()
+
+    def _events(self) -> Record:
+        """What the engine noted since the last step: lost rounds, sick or slow workers."""
+        before, self.noted = self.noted, sum(self.fleet.events.counts.values())
+        fresh = self.fleet.events[-(self.noted - before) :] if self.noted > before else []
+        return {"events": [event.text for event in fresh]} if fresh else {}
 
     def _link(self, whole: float, seconds: float) -> Record:
         """What the exchange cost this step, and what the workers' drifts looked like where it met."""
@@ -134,7 +143,5 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (or images) that all workers use in one step, if all have this machine's batch."""
-        train = self.config.train
-        size = 1 if self.data.channels else self.config.model.context
-        return train.batch * train.accumulate * size * self.config.workers
+        """Tokens (or images) that all workers use in one step; each may have a batch of its own."""
+        return self.examples_per_step * (1 if self.data.channels else self.config.model.context)

@@ -38,6 +38,8 @@ class Plain:
         self.steps, self.held = steps, float("nan")
 
     def show(self, record: Record, pace: list[dict[str, float]]) -> None:
+        for text in record.get("events", []):
+            self.say(text)
         self.held = record.get("val_loss", self.held)
         tenth = max(1, self.steps // 10)
         if "val_loss" in record or record["step"] % tenth == 0:
@@ -70,6 +72,8 @@ class Bar:
         self.held = float("nan")
 
     def show(self, record: Record, pace: list[dict[str, float]]) -> None:
+        for text in record.get("events", []):
+            self.say(text)
         self.held = record.get("val_loss", self.held)
         self.progress.update(self.task, completed=record["step"], description=describe(record, pace, self.held))
 

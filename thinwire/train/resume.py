@@ -25,9 +25,9 @@ class Keeper:
         self.parts = [f"worker-{worker}{suffix}" for worker in place.hosted]
 
     def save(self, trainer: Trainer) -> None:
-        fleet = {"hosted": self.place.hosted, "fleet": trainer.fleet.state_dict()}
+        fleet = trainer.fleet.state_dict()
         for index, part in enumerate(self.parts):
-            files = self._worker(trainer, index) | ({"fleet.pt": fleet} if index == 0 else {})
+            files = self._worker(trainer, index) | {"fleet.pt": _of_worker(fleet, self.place.hosted[index])}
             checkpoint.save_part(self.run, trainer.step, part, self.config.workers, files)
         checkpoint.prune(self.run, self.parts, self.config.train.keep)
 
@@ -60,7 +60,7 @@ class Keeper:
         stored = [checkpoint.load_part(self.run, step, part) for part in self.parts]
         for index, files in enumerate(stored):
             self._load_worker(trainer, index, files)
-        self._open_fleet(trainer, stored[0])
+        self._open_fleet(trainer, stored[0]["state.pt"], [files["fleet.pt"] for files in stored])
 
     def _usable(self) -> list[int]:
         """Steps that are whole here; a line for each that is not, down to the newest that is."""
@@ -83,11 +83,11 @@ class Keeper:
             weights.load_optimizer(optimizer, part)
         trainer.team.shards[index].load_state_dict(state["shard"])
 
-    def _open_fleet(self, trainer: Trainer, first: checkpoint.Files) -> None:
-        stored = first["state.pt"]["method"]
-        trainer.bytes_before = first["state.pt"]["bytes_before"]
+    def _open_fleet(self, trainer: Trainer, state: dict[str, Any], fleets: list[dict[str, Any]]) -> None:
+        stored = state["method"]
+        trainer.bytes_before = state["bytes_before"]
         trainer.open_fleet(stored)
-        trainer.fleet.load_state_dict(first["fleet.pt"]["fleet"])
+        trainer.fleet.load_state_dict({key: value for fleet in fleets for key, value in fleet.items()})
         if stored != self._method():
             trainer.fleet.switch(trainer.method(self.config.method))
             self._mean_moments(trainer)
@@ -119,3 +119,9 @@ class Keeper:
         self.talk.say(f"{what}: parameters are equal on all workers now")
         self.talk.say(f"{what}: optimizer moments are the mean of the parts on this disk")
         self.talk.say(f"{what}: residuals and outer momentum start anew")
+
+
+def _of_worker(fleet: dict[str, Any], worker: int) -> dict[str, Any]:
+    """One worker's share of a fleet's state, so that any layout of processes can take it up."""
+    own = f"worker{worker}"
+    return {key: value for key, value in fleet.items() if not isinstance(value, dict) or key.split(".")[0] == own}
