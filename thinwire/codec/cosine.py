@@ -11,7 +11,7 @@ from math import cos, pi, sqrt
 import torch
 from torch import Tensor
 
-STEP = 1 << 19  # values worked on at once on a CPU: what stays in its caches, with all that is made on the way
+STEP = 1 << 20  # values worked on at once on a CPU: what stays in its caches, with all that is made on the way
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,11 @@ class Strip:
         """Coefficients (blocks of the strip, high * wide) -> the strip's part of the tensor."""
         b = self.blocks
         values = product(coefficients.view(-1, b.high, b.wide), cosines(b.wide, tensor.device))
-        if b.high > 1:
-            values = product(cosines(b.high, tensor.device).T, values)
-        self.put(values, tensor)
+        left, target = cosines(b.high, tensor.device).T, self._rows(tensor)
+        if b.high == 1 or target.numel() < values.numel():
+            return self.put(values if b.high == 1 else product(left, values), tensor)
+        across = values.view(-1, b.across, b.high, b.wide).transpose(1, 2).reshape(-1, b.high, b.columns)
+        torch.bmm(left.expand(len(across), -1, -1), across, out=target.view(across.shape))
 
     def put(self, values: Tensor, tensor: Tensor) -> None:
         """Values (blocks of the strip, high, wide), without the padding, into the tensor."""
