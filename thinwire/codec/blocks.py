@@ -97,8 +97,8 @@ def _steps(buffer: Tensor) -> list[slice]:
 def runs(layout: Layout, per_byte: int) -> tuple[tuple[int, int], ...]:
     """The stretches of a code array with gaps that are sent, neighbours joined.
 
-    >>> runs(Layout((torch.Size([4]), torch.Size([3]), torch.Size([1])), align=4), 2)
-    ((0, 4), (4, 5))
+    >>> runs(Layout((torch.Size([4]), torch.Size([1]), torch.Size([1])), align=4), 2)
+    ((0, 3), (4, 5))
     """
     found: list[tuple[int, int]] = []
     for at, size in zip(layout.offsets, layout.sizes, strict=True):
