@@ -25,7 +25,7 @@ from netns import Network
 from torch import nn
 
 import thinwire as tw
-from thinwire.plan.method import NONE, OVERHEAD, utilization
+from thinwire.plan.method import MEASURED, NONE, utilization
 from thinwire.plan.timeline import Compute, Link
 from thinwire.train.methods import build_method
 from thinwire.train.models import Llama, Shape
@@ -139,7 +139,7 @@ def predict(workers: int, rate: float, setting: dict[str, Any], alone: float) ->
     model = model_of()
     price = tw.cost(build_method(setting, model), model, workers, torch.optim.AdamW(model.parameters()))
     compute, links = Compute([alone] * workers), [Link(rate, rate)]
-    bare, real = (float(utilization(price, compute, links, overhead)[0]) for overhead in (NONE, OVERHEAD))
+    bare, real = (float(utilization(price, compute, links, overhead)[0]) for overhead in (NONE, MEASURED))
     return {"analytic": bare, "predicted": real}
 
 

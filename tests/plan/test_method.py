@@ -7,7 +7,7 @@ import pytest
 
 import thinwire as tw
 from thinwire.plan.advisor import Advisor, Limits, Site, Trouble, equal_batches, settings
-from thinwire.plan.method import Overhead, Sketch, events, utilization
+from thinwire.plan.method import NONE, Overhead, Sketch, events, utilization
 from thinwire.plan.timeline import Compute, Link
 from thinwire.train.methods import build_method, methods
 
@@ -43,7 +43,7 @@ def test_a_sketch_has_the_parameters_asked_for(parameters, layers):
 def test_the_simulator_and_the_cost_agree_to_the_byte(name, workers):
     price = priced(name, workers)
     for steps in (1, 31, 95, 600):
-        played = list(events(price, workers, steps))
+        played = list(events(price, workers, steps, NONE))
         assert (sum(e.message.sent for e in played), sum(e.message.received for e in played)) == price.wire(steps)
 
 
@@ -95,13 +95,13 @@ def test_ddp_blocks_for_each_exchange():
     """Two workers, an all-reduce of all parameters: 4 P bytes out and in, and two latencies, after every step."""
     price = priced("ddp", workers=2)
     seconds = price.rows[0].sent / 1e7 + 2 * 0.01
-    got = utilization(price, Compute([0.5, 0.5]), [Link(1e7, 1e7, latency=0.01)])
+    got = utilization(price, Compute([0.5, 0.5]), [Link(1e7, 1e7, latency=0.01)], NONE)
     assert got[0] == pytest.approx(0.5 / (0.5 + seconds))
 
 
 def test_overheads_only_cost():
-    bare = utilization(priced("diloco"), Compute([0.5] * 4), [Link(RATES, RATES)])
-    real = utilization(priced("diloco"), Compute([0.5] * 4), [Link(RATES, RATES)], Overhead(1.04, 1e-3, 1e-9))
+    bare = utilization(priced("diloco"), Compute([0.5] * 4), [Link(RATES, RATES)], NONE)
+    real = utilization(priced("diloco"), Compute([0.5] * 4), [Link(RATES, RATES)], Overhead(1.04, handling=1e-9))
     assert (real < bare).all()
 
 

@@ -46,23 +46,23 @@ def _weights(*shape: int) -> nn.Parameter:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What the bare link model leaves out; see `bench/plan_vs_real.py` for where the numbers are from.
+    """What the bare link model leaves out; `bench/plan_vs_real.py` holds the numbers against real runs.
 
-    `framing`   bytes on the wire per byte of the message: headers of the protocols
-    `start`     seconds of the worker's own time for any exchange, however small, at both ends
-    `handling`  seconds of it per byte of the fp32 tensors, to pack or to unpack
+    `framing`   bytes on the wire per byte of the message: headers of the protocols and acknowledgements of the peer's
+    `pair`      the same for a gather between two workers, on top: gloo often lets one way wait for the other there
+    `handling`  seconds of the worker's own time per byte of the buffers that a round passes through, at both ends
     """
 
     framing: float = 1.0
-    start: float = 0.0
+    pair: float = 1.0
     handling: float = 0.0
 
 
 NONE = Overhead()
-OVERHEAD = Overhead(framing=1.04)
+MEASURED = Overhead(framing=1.07, pair=1.4)
 
 
-def events(price: Cost, workers: int, steps: int, overhead: Overhead = NONE) -> Iterator[Event]:
+def events(price: Cost, workers: int, steps: int, overhead: Overhead = MEASURED) -> Iterator[Event]:
     """The messages of `steps` optimizer steps; step t of the engine, counted from 1, is step t - 1 here."""
     for number, row in enumerate(price.rows):
         if not row.bytes:
@@ -74,15 +74,17 @@ def events(price: Cost, workers: int, steps: int, overhead: Overhead = NONE) -> 
 
 def _message(row: RowCost, workers: int, overhead: Overhead) -> Message:
     first = row.bytes * (workers - 1) / workers
+    framing = overhead.framing * (overhead.pair if row.kind == "gather" and workers == 2 else 1.0)
     return Message(
-        sent=row.sent * overhead.framing,
-        received=row.received * overhead.framing,
+        sent=row.sent * framing,
+        received=row.received * framing,
         legs=LEGS[row.kind](workers),
+        handling=overhead.handling * row.in_passing,
         second=1 - first / row.sent if row.kind == "two_shot" else 0.0,
     )
 
 
-def utilization(price: Cost, compute: Compute, links: Sequence[Link], overhead: Overhead = NONE) -> Array:
+def utilization(price: Cost, compute: Compute, links: Sequence[Link], overhead: Overhead = MEASURED) -> Array:
     """Compute time over wall time in the long run, for each bandwidth of the links."""
     workers = len(compute.step_times)
     steps = ROUNDS * max(row.when.period for row in price.rows)
@@ -92,8 +94,8 @@ def utilization(price: Cost, compute: Compute, links: Sequence[Link], overhead: 
 def round_seconds(price: Cost, links: Sequence[Link], workers: int, every: int) -> float:
     """Seconds of exchange per `every` steps, were nothing hidden: rows that meet less often count in part."""
     seconds = 0.0
-    for row in price.rows:
-        message = _message(row, workers, NONE)
+    for row in (row for row in price.rows if row.bytes):
+        message = _message(row, workers, MEASURED)
         once = float(np.min(seconds_on_line(links, message))) + message.legs * max(link.latency for link in links)
         seconds += once * every / row.when.period
     return seconds

@@ -28,6 +28,11 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
+def _titled(title: str, *heads: str) -> Table:
+    # wider than the title, or rich breaks it
+    return Table(*heads, title=title, title_justify="left", min_width=len(title) + 2)
+
+
 def _paper_table(title: str, cells: list[paper.Cell]) -> Table:
     table = _percent_table(title)
     for (method, size), row in groupby(cells, lambda cell: (cell.method, cell.size)):
@@ -47,7 +52,7 @@ def _steady_table(cells: list[paper.Cell]) -> Table:
 
 
 def _percent_table(title: str) -> Table:
-    table = Table("method", "model", title=title, title_justify="left")
+    table = _titled(title, "method", "model")
     for target in paper.TARGETS:
         table.add_column(f"{target:.0%}", justify="right")
     return table
@@ -66,7 +71,7 @@ def answer(advisor: Advisor, rows: list[Row]) -> None:
 def _table(advisor: Advisor, rows: list[Row]) -> Table:
     budget = units.show_count(advisor.tokens)
     title = f"{units.show_count(advisor.site.parameters)} parameters, {advisor.site.workers} workers"
-    table = Table("method", title=title, title_justify="left")
+    table = _titled(title, "method")
     heads = ("every", "busy", f"{budget} tokens", "sent/day", "received/day", "memory +", "host +", "fits", "loss +")
     for head in heads:
         table.add_column(head, justify="right")
@@ -96,7 +101,7 @@ def _sources(rows: list[Row]) -> str:
 
 
 def _goodput(rows: list[Row]) -> Table:
-    table = Table("method", title="Goodput under failures and stragglers, by kind of round", title_justify="left")
+    table = _titled("Goodput under failures and stragglers, by kind of round", "method")
     kinds = list(rows[0].goodput or {})
     for kind in kinds:
         table.add_column(kind, justify="right")
@@ -118,7 +123,7 @@ def _batches(advisor: Advisor) -> list[str]:
 def _recommendation(advisor: Advisor, row: Row | None) -> list[str]:
     if row is None:
         return ["No method fits into this memory: use larger machines, or shard the model inside each worker."]
-    fragments = f", {row.fragments} fragments" if row.fragments else ""
+    fragments = f", {row.fragments} fragments" if row.fragments and row.fragments > 1 else ""
     codec = f", {row.codec}" if row.codec else ""
     setting = f"{row.method}, every {row.every}{fragments}{codec}"
     why = f"keeps the machines {row.utilization:.0%} busy"
