@@ -36,3 +36,18 @@ def test_a_round_against_its_parts(tmp_path: Path) -> None:
     assert found["ratios"]["parts"]["total"]["median"] > 0
     assert found["profile"]
     assert "torchft" in found["ratios"] or found["torchft"].startswith("skipped")
+
+
+def test_the_toy_of_desloc(tmp_path: Path) -> None:
+    found = run("toy_desloc", tmp_path / "out.json", "--workers", "8", "--steps", "700")
+    methods = found["methods"]
+    assert methods["DES-LOC"]["most_apart"] < 0.1 * found["way"]
+    assert methods["DES-LOC"]["bytes_sent"] < methods["Local Adam"]["bytes_sent"]
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
+def test_memory_at_the_peak(tmp_path: Path) -> None:
+    sizes = ("--parameters", "40000", "--layers", "4", "--workers", "1", "--methods", "diloco")
+    (found,) = run("memory", tmp_path / "out.json", *sizes)["methods"]
+    assert found["measured"] > 0 and found["predicted"] > 0
