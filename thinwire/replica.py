@@ -263,7 +263,8 @@ class Live:
     def read(self) -> Tensor:
         """A new buffer with the present values; zeros where a tensor is absent."""
         tensors, views, buffer = self._with_views()
-        torch._foreach_copy_(views, tensors)
+        if tensors:
+            torch._foreach_copy_(views, tensors)
         return buffer
 
     def drift(self, anchor: Tensor) -> Tensor:

@@ -107,6 +107,7 @@ class Row:
         self.names = self.lanes[0].live.names
         self.flights: deque[Flight] = deque()
         self.launched = self.landed = 0
+        self.weighed_from = 0  # the step since which the lanes' weights count
         self.equal_at = -1  # the step after which the tensors were made equal on all workers
         for lane in self.lanes if self.names else []:
             sync.rule.check(lane.live)
@@ -122,6 +123,7 @@ class Row:
     def begin(self) -> None:
         """Take the state from the present tensors; nothing that fell due before now is made up for."""
         self.launched = self.landed = self.sync.every.rounds_due(self.fleet.steps)
+        self.weighed_from = self.fleet.steps
         for lane in self.lanes:
             state = self.sync.rule.init(lane.live, self.scope)
             if self.sync.feedback is not None and not self.sync.codec.lossless:
@@ -206,7 +208,7 @@ class Row:
     def _health(self, lane: Lane, message: Tensor) -> tuple[float, float, bool]:
         """Norm, weight and whether the replica must be left out; decided once for all shards of a worker."""
         norm = float(torch.linalg.vector_norm(message))
-        nominal = self.sync.every.period * (self.launched - self.landed)
+        nominal = self.sync.every.launch_step(self.launched) - self.weighed_from
         weight = (lane.weighed - lane.landed) / nominal
         norm, weight = self.fleet.island.agree(norm, weight)
         sick = lane.unwell or not math.isfinite(norm)
@@ -344,16 +346,16 @@ class Row:
             raise lost
 
     def _apply(self, flight: Flight, answer: Answer) -> None:
-        self.landed = flight.number
+        self.landed, self.weighed_from = flight.number, self.sync.every.launch_step(flight.number)
         if answer.unequal:
             self._send_copy_again(flight.number)
         for i, (lane, sent) in enumerate(zip(self.lanes, flight.sent, strict=True)):
             last = i == len(self.lanes) - 1
             mean = answer.mean if last else answer.mean.clone()
-            self._spare_the_absent(sent, mean)
             share = answer.shares[self.fleet.worker + i]
+            had = None if all(sent.present) else sent.present
             with lane.borrowed() as state:
-                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held)
+                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held, had)
                 self.sync.rule.recv(lane.live, state, reduced, self.scope)
                 if sent.rest is not None:
                     state["residual"] = sent.rest
@@ -362,13 +364,6 @@ class Row:
                 self.fleet.cleanse(lane.live.replica, self)
         if self.sync.rule.equalises(self.scope):
             self.equal_at = self.fleet.steps_begun
-
-    def _spare_the_absent(self, sent: Sent, mean: Tensor) -> None:
-        """A tensor that this replica did not have at launch is not corrected by an answer it took no part in."""
-        if self.sync.every.delay and not all(sent.present):
-            for view, there in zip(self.layout.views(mean), sent.present, strict=True):
-                if not there:
-                    view.zero_()
 
     def _send_copy_again(self, number: int) -> None:
         copies = []

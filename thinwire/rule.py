@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .replica import FIRST_MOMENTS, Live
+from .schedule import Every
 
 State = dict[str, Tensor | None]
 Agreement = Literal["mean", "shared", "first"]
@@ -36,7 +37,7 @@ class Reduced:
 
     `own` is this replica's contribution as decoded, or None where x is still exactly what was sent.
     `sick`: this replica's message was not finite and was left out, so it takes the result outright.
-    `held` says which tensors any worker had; None means all.
+    `held` says which tensors any worker had at launch, `had` which this one had; None means all.
     """
 
     mean: Tensor
@@ -45,6 +46,7 @@ class Reduced:
     sick: bool = False
     kept: Tensor | None = None
     held: list[bool] | None = None
+    had: list[bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Rule(ABC):
     `agreement`   what to evaluate: the mean of the workers, a shared outer copy, or the first worker's
     `keeps_rest`  x itself keeps what a codec dropped, so error feedback would count it twice
     `drifts`      messages are differences, whose norm and cosine say something
+    `overlaps`    a round may be launched before the one before it has landed
     `silent`      nothing travels: `recv` is called with zeros when the row is due
     """
 
@@ -96,6 +99,7 @@ class Rule(ABC):
     agreement: Agreement = "mean"
     keeps_rest: bool = True
     drifts: bool = True
+    overlaps: bool = False
 
     def check(self, x: Live) -> None:
         """Refuse a replica that this rule cannot serve."""
@@ -196,11 +200,14 @@ def _replace(x: Live, state: State, answer: Reduced, scales: list[float] | None)
         anchor.add_(answer.mean)
     if answer.sick or answer.own is None:
         x.write(answer.mean if anchor is None else anchor, answer.held)
-    elif scales is None and anchor is None:
+    elif scales is None and anchor is None and answer.had is None:
         rest = x.read().sub_(answer.own)  # first, so that nothing but the mean is left where x did not move
         x.write(rest.add_(answer.mean), answer.held)
     else:
-        x.add(answer.mean.sub_(answer.own), scales)
+        # a tensor that came to be after the launch is not corrected by a round it took no part in
+        took_part = answer.had or [True] * len(x.names)
+        weights = [s * there for s, there in zip(scales or [1.0] * len(x.names), took_part, strict=True)]
+        x.add(answer.mean.sub_(answer.own), weights)
 
 
 @dataclass(frozen=True)
@@ -211,6 +218,7 @@ class Outer(Rule):
     mix: float = 0.0
     agreement = "shared"
     keeps_rest = False
+    overlaps = True
 
     def init(self, x: Live, scope: Scope) -> State:
         return {"anchor": x.read(), **{slot: x.layout.zeros(x.device) for slot in self.step.slots}}
@@ -263,6 +271,7 @@ class _AtLaunch(Rule):
     """Delayed and eager updates: the outer step is taken at launch, with the answers that have landed by then."""
 
     keeps_rest = False
+    overlaps = True
     step: Nesterov
 
     def init(self, x: Live, scope: Scope) -> State:
@@ -441,6 +450,15 @@ class Reset(Rule):
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
         for name in x.names:
             x.replica.restart_state(name)
+
+
+def check_delay(rule: Rule, when: Every) -> None:
+    """A second launch before the first has landed would send the same progress again."""
+    if when.delay > when.period and not rule.overlaps:
+        raise ValueError(
+            f"a delay of {when.delay} is longer than the period of {when.period}: {type(rule).__name__} needs each "
+            "answer before the next launch. Lower the delay, or use eager_diloco with phases"
+        )
 
 
 def check_pairing(

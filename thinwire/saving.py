@@ -58,6 +58,7 @@ def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
         "launched": row.launched,
         "landed": row.landed,
         "equal_at": row.equal_at,
+        "weighed_from": row.weighed_from,
         "weighed": lane.weighed,
         "weight_landed": lane.landed,
         "unwell": lane.unwell,
@@ -121,6 +122,7 @@ def _check(fleet: Fleet, saved: dict[str, Any]) -> None:
 
 def _load_row(row: Row, lane: Lane, index: int, saved: dict[str, Any]) -> None:
     row.launched, row.landed, row.equal_at = int(saved["launched"]), int(saved["landed"]), int(saved["equal_at"])
+    row.weighed_from = int(saved["weighed_from"])
     lane.weighed, lane.landed = float(saved["weighed"]), float(saved["weight_landed"])
     lane.unwell = bool(saved["unwell"])
     empty = saved["empty"].split(",")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .codec.base import Codec
 from .codec.dense import Float32
 from .replica import Live, Replica, View
-from .rule import Rule, Scope, check_pairing
+from .rule import Rule, Scope, check_delay, check_pairing
 from .schedule import Every
 
 
@@ -49,6 +49,8 @@ class Sync:
 
     def __post_init__(self) -> None:
         check_pairing(self.rule, self.view.kind, self.view.states, self.codec.coarse, self.feedback, self.when.delay)
+        if isinstance(self.when, Every):
+            check_delay(self.rule, self.when)
 
     @property
     def every(self) -> Every:

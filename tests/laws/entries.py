@@ -111,7 +111,7 @@ ENTRIES: dict[str, Entry] = {
     "desloc overlapped e3m0": Entry(desloc_with(tw.E3M0(), tw.Float32(), delay=2)),
     "desloc overlapped int8": Entry(desloc_with(tw.Int8(), tw.Int8(), delay=1)),
     "streaming dct": Entry(tw.streaming_diloco(6, FRAGMENTS, codec=WAVES), copy=True),
-    "streaming top-k": Entry(tw.streaming_diloco(4, FRAGMENTS, delay=5, codec=TOPK), copy=True),
+    "streaming top-k": Entry(tw.streaming_diloco(4, FRAGMENTS, delay=3, codec=TOPK), copy=True),
     "eager dct": Entry(tw.eager_diloco(3, outer_lr=0.2, codec=WAVES), phased=True),
     "eager top-k": Entry(tw.eager_diloco(4, FRAGMENTS, outer_lr=0.2, codec=TOPK, phases=2), phased=True),
     "carry top-k": Entry(tw.carry_diloco(3, codec=TOPK), copy=True),

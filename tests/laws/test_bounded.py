@@ -43,10 +43,6 @@ def test_eager_workers_stay_together(codec: Any, phases: int, lost: int) -> None
     assert bool(fleet.events.counts.get("lost", 0)) == bool(lost)
 
 
-TWICE = "a delay beyond the period corrects the same difference twice: what is in flight is not taken off `own`"
-
-
-@pytest.mark.xfail(strict=True, reason=TWICE)
 @pytest.mark.parametrize("make", [tw.local_sgd, tw.local_adam, tw.desloc])
 def test_a_delay_beyond_the_period_is_refused_or_bounded(make: Any) -> None:
     """Each landing must leave workers closer; three rounds in flight must not pull each other over."""
@@ -59,7 +55,6 @@ def test_a_delay_beyond_the_period_is_refused_or_bounded(make: Any) -> None:
     assert spread(fleet) < 5
 
 
-@pytest.mark.xfail(strict=True, reason=TWICE)
 def test_second_moments_never_become_negative() -> None:
     """A negative one is a NaN parameter at the next step of Adam."""
     try:

@@ -158,7 +158,6 @@ def test_a_top_k_of_everything_is_the_dense_method(name: str) -> None:
     same(*DENSE[name])
 
 
-@pytest.mark.xfail(strict=True, reason="Average reads its anchor before the first step, when no moment exists yet")
 def test_first_moments_may_be_averaged_from_an_anchor() -> None:
     sparse = tw.Method("sparse", (tw.Sync(tw.moment("exp_avg"), tw.Every(4), tw.Average(), ALL),))
     dense = tw.Method("dense", (tw.Sync(tw.moment("exp_avg"), tw.Every(4), tw.Average()),))
