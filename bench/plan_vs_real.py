@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +57,18 @@ def work(worker: int, workers: int, setting: dict[str, Any], batch: int) -> None
     torch.set_num_threads(1)
     tokens = torch.randint(512, (batch, 65), generator=torch.Generator().manual_seed(worker))
     before = timed_alone(tokens)
+    handled = timed_handling(tokens, setting)
     model, optimizer = trainee()
     transport = tw.Group.connect("10.77.0.1:29555", worker=worker, workers=workers)
     fleet = tw.attach(model, optimizer, build_method(setting, model), transport)
     warm, steps = STEPS.get(setting["name"], (2 * EVERY, 4 * EVERY))
     take(model, optimizer, tokens, warm)
     rendezvous("timed")
-    wall = take(model, optimizer, tokens, steps)
+    wall = sum(take(model, optimizer, tokens, steps))
     fleet.drain()
     after = timed_alone(tokens)
-    print(json.dumps({"before": before, "after": after, "wall": wall, "steps": steps}), flush=True)
+    found = {"before": before, "after": after, "handled": handled, "wall": wall, "steps": steps}
+    print(json.dumps(found), flush=True)
 
 
 def trainee() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -78,22 +81,34 @@ def timed_alone(tokens: torch.Tensor) -> float:
     model, optimizer = trainee()
     take(model, optimizer, tokens, 2)
     rendezvous("alone")
-    seconds = take(model, optimizer, tokens, ALONE) / ALONE
+    seconds = statistics.median(take(model, optimizer, tokens, ALONE))  # one slow step of a busy machine does not count
     rendezvous("done")
     return seconds
 
 
-def take(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int) -> float:
+def timed_handling(tokens: torch.Tensor, setting: dict[str, Any]) -> float:
+    """Seconds of a step with the method's own work (encoding, decoding, outer steps) but nobody to exchange with."""
+    model, optimizer = trainee()
+    fleet = tw.attach(model, optimizer, build_method(setting, model), tw.Local())
+    take(model, optimizer, tokens, 2 * EVERY)
+    rendezvous("handling")
+    seconds = statistics.mean(take(model, optimizer, tokens, 2 * EVERY))
+    rendezvous("done")
+    fleet.detach()
+    return seconds
+
+
+def take(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int) -> list[float]:
     """Seconds of so many steps. Each is stretched to PACE: the processors are then free, as beside a GPU."""
-    began = time.perf_counter()
+    ends = [time.perf_counter()]
     for _ in range(steps):
-        due = time.perf_counter() + PACE
         logits = model(tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        time.sleep(max(0.0, due - time.perf_counter()))
+        time.sleep(max(0.0, ends[-1] + PACE - time.perf_counter()))
         optimizer.step()
         optimizer.zero_grad()
-    return time.perf_counter() - began
+        ends.append(time.perf_counter())
+    return [after - before for before, after in pairwise(ends)]
 
 
 def rendezvous(name: str) -> None:
@@ -117,8 +132,9 @@ def measure(workers: int, rate: float, setting: dict[str, Any], batch: int) -> d
                 process.kill()
                 process.wait()
     alone = statistics.mean((each["before"] + each["after"]) / 2 for each in found)
+    handled = max(alone, statistics.mean(each["handled"] for each in found))
     wall = max(each["wall"] for each in found) / found[0]["steps"]
-    return {"alone": alone, "step": wall, "measured": alone / wall}
+    return {"alone": alone, "handled": handled, "step": wall, "measured": alone / wall}
 
 
 def lead(started: list[subprocess.Popen[str]]) -> list[dict[str, float]]:
@@ -135,11 +151,13 @@ def lead(started: list[subprocess.Popen[str]]) -> list[dict[str, float]]:
             process.stdin.flush()
 
 
-def predict(workers: int, rate: float, setting: dict[str, Any], alone: float) -> dict[str, float]:
+def predict(workers: int, rate: float, setting: dict[str, Any], alone: float, handled: float) -> dict[str, float]:
+    """The bare link model, and the planner's: what gloo and TCP add, and the time the method itself takes here."""
     model = model_of()
     price = tw.cost(build_method(setting, model), model, workers, torch.optim.AdamW(model.parameters()))
-    compute, links = Compute([alone] * workers), [Link(rate, rate)]
-    bare, real = (float(utilization(price, compute, links, overhead)[0]) for overhead in (NONE, MEASURED))
+    links = [Link(rate, rate)]
+    bare = float(utilization(price, Compute([alone] * workers), links, NONE)[0])
+    real = float(utilization(price, Compute([handled] * workers), links, MEASURED)[0]) * alone / handled
     return {"analytic": bare, "predicted": real}
 
 
@@ -168,7 +186,7 @@ def main() -> None:
 def row(name: str, mbits: float, options: argparse.Namespace) -> dict[str, Any]:
     rate = mbits * 1e6 / 8
     found = measure(options.workers, rate, SETTINGS[name], options.batch)
-    found |= predict(options.workers, rate, SETTINGS[name], found["alone"])
+    found |= predict(options.workers, rate, SETTINGS[name], found["alone"], found["handled"])
     ratio = found["predicted"] / found["measured"]
     print(
         f"{name:<10} {mbits:>7g} {1e3 * found['alone']:>6.1f}ms {found['measured']:>9.1%} {found['analytic']:>9.1%} "
