@@ -51,3 +51,25 @@ def test_memory_at_the_peak(tmp_path: Path) -> None:
     sizes = ("--parameters", "40000", "--layers", "4", "--workers", "1", "--methods", "diloco")
     (found,) = run("memory", tmp_path / "out.json", *sizes)["methods"]
     assert found["measured"] > 0 and found["predicted"] > 0
+
+
+@pytest.mark.xdist_group("processes")
+def test_overlap_on_a_shaped_line(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    options = ("--workers", "2", "--rates", "1000", "--methods", "ddp", "--pace", "0.01")
+    try:
+        (found,) = run("overlap", tmp_path / "out.json", *options)
+    except AssertionError as error:
+        if "ip netns" in str(error) or "tc -n" in str(error):
+            pytest.skip(f"network namespaces are not permitted here: {str(error).splitlines()[-1]}")
+        raise
+    assert 0 < found["inside"] < 1 and found["planned"] <= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_overlap_says_that_it_needs_root(tmp_path: Path) -> None:
+    program = "import os, runpy, sys; os.geteuid = lambda: 1000; sys.argv = ['overlap']; sys.path.insert(0, 'bench'); "
+    program += "runpy.run_path('bench/overlap.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "root" in done.stderr
