@@ -245,6 +245,12 @@ class Live:
         self.names = view.names(replica)
         self.layout = Layout(tuple(self._shape(name) for name in self.names), align)
         self.device = replica.device
+        self.spare: Tensor | None = None  # a buffer to write the next message into
+
+    def _blank(self) -> Tensor:
+        """A buffer whose gaps are zero: the spare one, whose values are then all overwritten, or a new one."""
+        buffer, self.spare = self.spare, None
+        return self.layout.zeros(self.device) if buffer is None else buffer
 
     def _shape(self, name: str) -> torch.Size:
         source = self.replica.statistics if self.view.kind == "buffers" else self.replica.trainable
@@ -262,19 +268,23 @@ class Live:
 
     def read(self) -> Tensor:
         """A new buffer with the present values; zeros where a tensor is absent."""
-        tensors, views, buffer = self._with_views()
-        if tensors:
-            torch._foreach_copy_(views, tensors)
+        buffer = self._blank()
+        views, tensors = self.layout.views(buffer), self.tensors()
+        for view in (view for view, tensor in zip(views, tensors, strict=True) if tensor is None):
+            view.zero_()
+        pairs = [(view, tensor) for view, tensor in zip(views, tensors, strict=True) if tensor is not None]
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
         return buffer
 
     def drift(self, anchor: Tensor) -> Tensor:
         """A new buffer with `anchor - x`, the anchor rounded as x is: no training is no drift."""
-        buffer = self.layout.zeros(self.device)
+        buffer = self._blank()
         parts = zip(self.tensors(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
         for tensor, view, start in parts:
             if tensor is None:
-                continue
-            if tensor.dtype is torch.float32:
+                view.zero_()
+            elif tensor.dtype is torch.float32:
                 torch.sub(start, tensor, out=view)
             else:
                 view.copy_(start.to(tensor.dtype)).sub_(tensor)
@@ -305,11 +315,6 @@ class Live:
             parameter = self.replica.trainable[name]
             if needed and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-
-    def _with_views(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        buffer = self.layout.zeros(self.device)
-        pairs = [(x, b) for x, b in zip(self.tensors(), self.layout.views(buffer), strict=True) if x is not None]
-        return [x for x, _ in pairs], [b for _, b in pairs], buffer
 
     def rates(self) -> list[float]:
         """The learning rate of each tensor."""

@@ -362,6 +362,8 @@ class Row:
             lane.landed = max(lane.landed, sent.weighed)
             if sent.sick:
                 self.fleet.cleanse(lane.live.replica, self)
+            if mean.device.type == "cpu":  # fresh memory costs a page fault every 4 kB; a GPU's allocator keeps it
+                lane.live.spare = mean
         if self.sync.rule.equalises(self.scope):
             self.equal_at = self.fleet.steps_begun
 

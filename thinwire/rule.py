@@ -8,6 +8,7 @@ round that is lost never happened. Delayed and eager updates take their outer st
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from .replica import FIRST_MOMENTS, Live
 from .schedule import Every
 
+SLICE = 1 << 18  # values
 State = dict[str, Tensor | None]
 Agreement = Literal["mean", "shared", "first"]
 
@@ -66,11 +68,18 @@ class Nesterov:
 
     def step(self, point: Tensor, state: State, drift: Tensor) -> None:
         """Move `point` in place; `drift` is used up."""
-        if self.momentum:
-            velocity = _get(state, "velocity")
-            velocity.mul_(self.momentum).add_(drift)
-            drift.add_(velocity, alpha=self.momentum)
-        point.add_(drift, alpha=-self.lr)
+        if not self.momentum:
+            point.add_(drift, alpha=-self.lr)
+            return
+        for p, v, d in _slices(point, _get(state, "velocity"), drift):
+            v.mul_(self.momentum).add_(d)
+            d.add_(v, alpha=self.momentum)
+            p.add_(d, alpha=-self.lr)
+
+
+def _slices(*buffers: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """On a CPU, slices that stay in its cache from one operation to the next: half the memory traffic."""
+    return [buffers] if buffers[0].is_cuda else zip(*(buffer.split(SLICE) for buffer in buffers), strict=True)
 
 
 def SGD(lr: float) -> Nesterov:  # noqa: N802 - named as the optimizer it is
