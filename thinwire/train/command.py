@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,21 @@ def train(request: TrainRequest) -> None:
         return
     _check_mode(request)
     order = Order(request.resume or launch.run_folder(request.out, config.method["name"]))
-    order.resume, order.stop_at = request.resume is not None, request.stop_at
+    order.resume, order.stop_at, order.words = request.resume is not None, request.stop_at, _words(request)
     try:
         _launch(request, config, order)
     except PeerGone as error:
         print(f"thinwire: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _words(request: TrainRequest) -> str:
+    """The command again, without what belongs to this machine or to the way it was launched."""
+    source = request.resume / "config.toml" if request.resume else request.config
+    words = ["thinwire", "train", *([str(source)] if source else [])]
+    for key, flag in (("method.name", "--method"), ("steps", "--steps")):
+        words += [flag, str(request.flags[key])] if key in request.flags else []
+    return shlex.join(words + [word for text in request.sets for word in ("--set", text)])
 
 
 def _config(request: TrainRequest) -> Config:

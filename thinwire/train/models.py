@@ -188,7 +188,22 @@ def build(config: Config, vocabulary: int, channels: int = 0) -> nn.Module:
     with as_user_error():
         if config.model.kind == "resnet":
             return resnet(config.model.preset, channels, vocabulary)
-        return hf(config.model) if config.model.kind == "hf" else llama(config.model, vocabulary)
+        if config.model.kind == "hf":
+            return _fitting(hf(config.model), vocabulary, config.model.context)
+        return llama(config.model, vocabulary)
+
+
+def _fitting(model: Any, vocabulary: int, context: int) -> nn.Module:
+    """An HF model that has room for the data's tokens and sequences."""
+    if model.config.vocab_size < vocabulary:
+        raise UserError(
+            f"the data has {vocabulary} tokens, the model {model.config.vocab_size}: use its own data.tokenizer"
+        )
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest and longest < context:
+        raise UserError(f"model.context = {context}: this model's sequences have at most {longest} tokens")
+    fitting: nn.Module = model
+    return fitting
 
 
 def export_config(model: nn.Module) -> dict[str, Any] | None:

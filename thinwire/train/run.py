@@ -38,6 +38,7 @@ class Order:
     folder: Path
     resume: bool = False
     stop_at: int | None = None
+    words: str = "thinwire train"  # the command that made this run, for the one line about two machines
     quiet: bool = False  # a comparison shows one table for all its runs
 
 
@@ -113,7 +114,7 @@ def _finish(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any]:
         report = _report(trainer.config, order.folder, talk)
         if not order.quiet:
             talk.close()
-            show(summary, order.folder, report)
+            show(summary, order.folder, report, order.words)
     return summary
 
 

@@ -51,7 +51,7 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def show(summary: dict[str, Any], folder: Path, report: Path | None) -> None:
+def show(summary: dict[str, Any], folder: Path, report: Path | None, words: str) -> None:
     """The end of a run, on stdout."""
     print_table(rows(summary))
     print(f"run     {folder}")
@@ -59,7 +59,7 @@ def show(summary: dict[str, Any], folder: Path, report: Path | None) -> None:
         print(f"report  {report}")
     print(f"\nOn two machines, this one at {address()}:")
     for worker, place in enumerate(("here", "there")):
-        print(f"  thinwire train --connect {address()}:29500 --worker {worker} --workers 2   # {place}")
+        print(f"  {words} --connect {address()}:29500 --workers 2 --worker {worker}   # {place}")
 
 
 def print_table(pairs: list[tuple[str, str]]) -> None:
