@@ -26,9 +26,9 @@ def test_one_worker_that_dies_meets_the_renewal_formula():
     phase, mtbf, recovery = 36.0, 200.0, 60.0
     expected = phase / ((math.exp(phase / mtbf) - 1) * (mtbf + recovery))
     fleet = Fleet(1, phase, 0.0, every=10**8)
-    got = {kind: goodput(kind, fleet, Faults(mtbf, recovery), rounds=20000) for kind in KINDS}
-    assert got["synchronous"] == pytest.approx(expected, rel=0.03)
-    assert got["quorum"] == pytest.approx(expected, rel=0.03)
+    got = {kind: goodput(kind, fleet, Faults(mtbf, recovery), rounds=8000) for kind in KINDS}
+    assert got["synchronous"] == pytest.approx(expected, rel=0.05)
+    assert got["quorum"] == pytest.approx(expected, rel=0.05)
     # An eager worker comes back at the start of a phase of the fleet: half a phase is lost on average.
     late = phase / ((math.exp(phase / mtbf) - 1) * (mtbf + recovery + phase / 2))
     assert got["eager"] == pytest.approx(late, rel=0.05)
