@@ -5,30 +5,18 @@ The side that listens does as it is told over one connection; the other side mea
 
 from __future__ import annotations
 
-import fcntl
-import json
-import platform
 import socket
 import statistics
-import struct
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from thinwire import units
 from thinwire.train.errors import UserError
+from thinwire.train.line import PATIENCE, Broken, Line, drain, interface_of, pump, versions
+from thinwire.train.summary import address as own_address
 
-PATIENCE = 5.0  # seconds for a connection
-BLOCK = 1 << 16
-SECONDS = 1.0  # of sending, each way
 PINGS = 20
-
-
-class Broken(Exception):
-    """What is wrong with the line, and the cure, in one line."""
 
 
 def check(address: str | None, listen: int | None) -> None:
@@ -135,7 +123,7 @@ def _latency(line: Line) -> float:
 
 def _speed_out(line: Line) -> float:
     line.say(do="take")
-    sent = _pump(line.link)
+    sent = pump(line.link)
     answer = line.hear()
     assert answer["bytes"] == sent
     return sent / answer["seconds"]
@@ -143,30 +131,9 @@ def _speed_out(line: Line) -> float:
 
 def _speed_in(line: Line) -> float:
     line.say(do="give")
-    size, seconds = _drain(line)
+    size, seconds = drain(line)
     line.hear()
     return size / seconds
-
-
-def _pump(link: socket.socket) -> int:
-    """Send for a while; each block says whether another follows."""
-    deadline, sent, block = time.perf_counter() + SECONDS, 0, bytes(BLOCK - 1)
-    while time.perf_counter() < deadline:
-        link.sendall(b"\x01" + block)
-        sent += BLOCK
-    link.sendall(b"\x00" + block)
-    return sent + BLOCK
-
-
-def _drain(line: Line) -> tuple[int, float]:
-    began, size = time.perf_counter(), 0
-    while True:
-        block = line.file.read(BLOCK)
-        if len(block) < BLOCK:
-            raise Broken(f"{line.peer} hung up in the middle of a measurement: run the check again")
-        size += BLOCK
-        if block[0] == 0:
-            return size, time.perf_counter() - began
 
 
 # -- the side that listens ---------------------------------------------------------------------------------------------
@@ -175,7 +142,7 @@ def _drain(line: Line) -> tuple[int, float]:
 def serve(port: int) -> dict[str, str]:
     """Wait for the other side, do what it asks, and tell what it found."""
     with _door(port) as door:
-        print(f"listening on port {port}; on the other machine run: thinwire check {_own()}:{port}", flush=True)
+        print(f"listening on port {port}; on the other machine run: thinwire check {own_address()}:{port}", flush=True)
         link, peer = door.accept()
     with link:
         link.settimeout(PATIENCE * 4)
@@ -184,12 +151,6 @@ def serve(port: int) -> dict[str, str]:
         here = link.getsockname()[0]
         way = f"{interface_of(here)}, {here} <- {peer[0]}"
         return _results(way, found["latency"], found["out"], found["into"], facts)
-
-
-def _own() -> str:
-    from thinwire.train.summary import address
-
-    return address()
 
 
 def _door(port: int) -> socket.socket:
@@ -216,10 +177,10 @@ def _obey(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:
         elif do == "ping":
             line.say()
         elif do == "take":
-            size, seconds = _drain(line)
+            size, seconds = drain(line)
             line.say(bytes=size, seconds=seconds)
         elif do == "give":
-            _pump(line.link)
+            pump(line.link)
             line.say()
         else:
             line.say()
@@ -235,63 +196,3 @@ def _try(host: str, port: int) -> str:
     except OSError as error:
         return str(error.strerror or error)
     return ""
-
-
-# -- both --------------------------------------------------------------------------------------------------------------
-
-
-class Line:
-    """Questions and answers, one JSON object a line."""
-
-    def __init__(self, link: socket.socket, peer: str) -> None:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.settimeout(PATIENCE * 4)  # longer than the other side's own patience, so that its answer is heard
-        self.link, self.peer, self.file = link, peer, link.makefile("rb")
-
-    def ask(self, do: str, **facts: Any) -> dict[str, Any]:
-        self.say(do=do, **facts)
-        return self.hear()
-
-    def say(self, **facts: Any) -> None:
-        with self._explained():
-            self.link.sendall(json.dumps(facts).encode() + b"\n")
-
-    def hear(self) -> dict[str, Any]:
-        with self._explained():
-            text = self.file.readline()
-        try:
-            return dict(json.loads(text))
-        except ValueError as error:
-            raise Broken(f"{self.peer} is not `thinwire check`, or it ended: start it anew on both sides") from error
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise Broken(f"the line to {self.peer} broke ({error}): run the check again") from error
-
-
-def versions() -> dict[str, str]:
-    def of(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "unknown"
-
-    return {"thinwire": of("thinwire"), "torch": of("torch"), "python": platform.python_version()}
-
-
-def interface_of(address: str) -> str:
-    """The name of the network interface that has this address."""
-    if ":" in address:
-        return "IPv6"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe_:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe_, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-            except OSError:
-                continue  # an interface without an address
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return "unknown interface"

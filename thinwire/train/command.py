@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def _config(request: TrainRequest) -> Config:
         path = request.resume / "config.toml"
         if not path.exists():
             raise UserError(f"--resume {request.resume}: no run there (config.toml is missing)")
-    config = configs.load(path) if path else Config()
+    config = configs.load(path) if path else Config(workers=_default_workers(request))
     for key, value in request.flags.items():
         configs.assign(config, key, value)
     for text in request.sets:
@@ -75,6 +76,14 @@ def _config(request: TrainRequest) -> Config:
     for text in request.locals:
         configs.override(config, text, local_only=True)
     return config
+
+
+def _default_workers(request: TrainRequest) -> int:
+    """Under torchrun what was started decides: each node a worker, or each process."""
+    if not launch.under_torchrun() or request.connect:
+        return Config().workers
+    islands = any("inside" in text and not text.endswith("none") for text in request.sets)
+    return int(os.environ["GROUP_WORLD_SIZE" if islands else "WORLD_SIZE"])
 
 
 def _check_mode(request: TrainRequest) -> None:
