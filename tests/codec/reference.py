@@ -111,16 +111,12 @@ def as_matrix(x):
     return x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1)
 
 
-def transform(x, s):
-    """The DCT of each block, a list in row-major order."""
+def transform(x, s, each=lambda block: dctn(block, norm="ortho")):
+    """The DCT, or something else, of each block, a list in row-major order."""
     m = as_matrix(x)
     high, wide = min(m.shape[0], s), min(m.shape[1], s)
     m = np.pad(m, ((0, -m.shape[0] % high), (0, -m.shape[1] % wide)))
-    return [
-        dctn(m[a : a + high, b : b + wide], norm="ortho")
-        for a in range(0, m.shape[0], high)
-        for b in range(0, m.shape[1], wide)
-    ]
+    return [each(m[a : a + high, b : b + wide]) for a in range(0, m.shape[0], high) for b in range(0, m.shape[1], wide)]
 
 
 def back(coefficients, like):

@@ -13,16 +13,12 @@ from thinwire.codec.cosine import Blocks
 
 
 def kept(x, k, s):
-    """The blocks of one tensor with their k largest coefficients, and where these are."""
+    """The blocks of one tensor with their largest coefficients, and where these are."""
     found = reference.transform(x, s)
-    shape = found[0].shape
-    masks = [reference.mask_k(c.reshape(-1), *scaled(c.size, k, s)).reshape(shape) for c in found]
+    shape, real = found[0].shape, reference.transform(np.ones_like(x), s, lambda block: block.sum().astype(int))
+    counts = [c.size if k == s * s else reference.keep(n, k, s * s) for c, n in zip(found, real, strict=True)]
+    masks = [reference.mask_k(c.reshape(-1), n, c.size).reshape(shape) for c, n in zip(found, counts, strict=True)]
     return [c * m for c, m in zip(found, masks, strict=True)], masks
-
-
-def scaled(n, k, s):
-    """A block of n is one chunk: k and N such that it keeps what a block of n out of s * s does."""
-    return reference.keep(n, k, s * s), n
 
 
 @pytest.mark.parametrize("s", [64, 16, 13, 1])
@@ -30,9 +26,10 @@ def scaled(n, k, s):
 def test_transform(s, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     blocks, again = Blocks.of(shape, s), torch.zeros_like(x)
-    found = [strip.forward(x) for strip in blocks.strips(x.device)]
+    matrix = (blocks.rows, blocks.columns)
+    found = [strip.forward(x.view(matrix)) for strip in blocks.strips(x.device)]
     for strip, coefficients in zip(blocks.strips(x.device), found, strict=True):
-        strip.inverse(coefficients, again)
+        strip.inverse(coefficients, again.view(matrix))
     torch.testing.assert_close(again, x, atol=3e-6, rtol=0)
     if x.numel():
         want = np.stack([c.reshape(-1) for c in reference.transform(x.double().numpy(), s)])
@@ -77,9 +74,12 @@ def merged(x, weights, rule):
 
 
 def test_a_prime_size_is_padded_never_cut_into_ones():
-    """67 x 131 is 2 x 3 blocks of 64 x 64, each with 32 values."""
+    """67 x 131 is 2 x 3 blocks of 64 x 64, and each keeps as large a part as its real values are."""
     codec = DCT(TopK(32, values=BFloat16()))
-    assert codec.size(Layout((torch.Size([67, 131]),), 64)) == 6 * 32 * (2 * 12 + 32) // 16
+    right, below, corner = 2, 2, 1  # 64 x 3, 3 x 64 and 3 x 3 values: 1.5 rounds up
+    counts = [32, 32, right, below, below, corner]
+    indices = 64 * 12 // 8 + -(-6 * 12 // 8) + -(-1 * 12 // 8)
+    assert codec.size(Layout((torch.Size([67, 131]),), 64)) == indices + 2 * sum(counts)
     assert codec.size(Layout((torch.Size([67]),), 64)) == 2 * 2 + 2
 
 

@@ -329,7 +329,6 @@ def test_moments_follow_the_equations(state: str) -> None:
             assert problem.gap(live, world.inner[m].state[state]) <= LOSSLESS
 
 
-@pytest.mark.xfail(strict=True, reason="a padded DCT block keeps k for its padding too: METHODS.md counts real values")
 def test_density() -> None:
     """A chunk with n real values keeps n k / N of them: one more row and column must not cost three more blocks."""
     codec = tw.DCT(tw.TopK(32, values=tw.Float32()), 64)

@@ -19,7 +19,7 @@ class Layout:
 
     Each tensor starts at a multiple of `align`, so that no block of a codec holds values of two tensors.
     The gaps hold zeros, always. With `blocks` every tensor is (blocks, values of a block), and a codec that
-    selects does so within each block.
+    selects does so within each block; `blocks` says how many values of each tensor's blocks stand for real ones.
 
     >>> Layout((torch.Size([3]), torch.Size([2, 2])), align=4).offsets
     (0, 4)
@@ -27,7 +27,7 @@ class Layout:
 
     shapes: tuple[torch.Size, ...]
     align: int = 1
-    blocks: bool = False
+    blocks: tuple[int, ...] | None = None
 
     def __hash__(self) -> int:
         return self._hash  # layouts are keys of many caches, and may have thousands of shapes
@@ -136,6 +136,10 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
         """uint8 [size(layout)] -> fp32 [layout.total], a new buffer with zeros in the gaps."""
+
+    def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
+        """uint8 (payloads, size(layout)) -> fp32 (payloads, layout.total)."""
+        return torch.stack([self.decode(payload, layout) for payload in payloads])
 
     def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """The payload, and the buffer as the others will read it: `decode(encode(buffer))`, to the bit."""

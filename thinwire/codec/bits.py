@@ -42,7 +42,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def unpack(payload: Tensor, count: int, bits: int) -> Tensor:
-    """uint8 [packed(count, bits)] -> int32 [count], what `pack` was given.
+    """uint8 [..., packed(count, bits)] -> int32 [..., count], what `pack` was given.
 
     >>> unpack(pack(torch.tensor([5, 0, 6]), 3), 3, 3).tolist()
     [5, 0, 6]
@@ -54,13 +54,12 @@ def unpack(payload: Tensor, count: int, bits: int) -> Tensor:
         return kernels.unpack(payload, count, bits)
     group, width = _period(bits)
     rows = -(-count // group)
-    padded = torch.zeros(rows * width, dtype=torch.uint8, device=payload.device)
-    padded[: payload.numel()] = payload
-    columns = padded.view(rows, width).to(torch.int32).unbind(1)
-    out = torch.zeros(rows, group, dtype=torch.int32, device=payload.device)
+    padded = torch.nn.functional.pad(payload, (0, rows * width - payload.shape[-1]))
+    columns = padded.unflatten(-1, (rows, width)).to(torch.int32).unbind(-1)
+    out = torch.zeros(*payload.shape[:-1], rows, group, dtype=torch.int32, device=payload.device)
     for place in range(group if bits else 0):
-        out[:, place] = _value(columns, bits, place)
-    return out.view(-1)[:count]
+        out[..., place] = _value(columns, bits, place)
+    return out.flatten(-2)[..., :count]
 
 
 def _period(bits: int) -> tuple[int, int]:

@@ -137,6 +137,12 @@ def _slots(layout: Layout, device: torch.device) -> Tensor:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
 
 
+def aligned(payloads: Tensor, kind: torch.dtype) -> Tensor:
+    """uint8 (payloads, bytes) -> (payloads, values): a copy, which starts where any type may."""
+    copy = payloads.clone(memory_format=torch.contiguous_format).view(-1)
+    return copy.view(kind).view(len(payloads), payloads.shape[1] // kind.itemsize)
+
+
 def spread(values: Tensor, layout: Layout) -> Tensor:
     """Values that lie side by side -> a buffer of this layout."""
     if layout.total == layout.values:
@@ -147,5 +153,5 @@ def spread(values: Tensor, layout: Layout) -> Tensor:
 
 
 def gather(buffer: Tensor, layout: Layout) -> Tensor:
-    """A buffer of this layout -> its values side by side."""
-    return buffer if layout.total == layout.values else buffer[_slots(layout, buffer.device)]
+    """Buffers [..., total] of this layout -> their values side by side."""
+    return buffer if layout.total == layout.values else buffer[..., _slots(layout, buffer.device)]

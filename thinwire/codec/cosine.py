@@ -56,13 +56,33 @@ class Blocks:
         return torch.Size([self.count, self.high * self.wide])
 
     @property
+    def real(self) -> int:
+        """Values of a block that are not padding, where all blocks have as many."""
+        return min(self.rows, self.high) * min(self.columns, self.wide)
+
+    @property
     def order(self) -> tuple[int, ...]:
         """Sorts large blocks before small ones, and those that stack side by side."""
-        return -self.high * self.wide, -self.high, self.columns, self.rows % self.high
+        return -self.high * self.wide, -self.real, -self.high, self.columns, self.rows % self.high
 
     def stacks(self, other: Blocks) -> bool:
-        """Whether this tensor with the other one below it is again such a matrix."""
-        return self.rows % self.high == 0 and (self.columns, self.high) == (other.columns, other.high)
+        """Whether this matrix with the other one below it is again such a matrix."""
+        same = (self.columns, self.high, self.wide) == (other.columns, other.high, other.wide)
+        return same and self.rows % self.high == 0
+
+    def parts(self) -> Iterator[tuple[int, Blocks]]:
+        """The blocks without padding, those padded on the right, those below, and the corner: where each begins.
+
+        >>> [(at, part.rows, part.columns) for at, part in Blocks.of(torch.Size([100, 70]), 64).parts()]
+        [(0, 64, 64), (64, 64, 6), (4480, 36, 64), (4544, 36, 6)]
+        """
+        down, across = self.rows // self.high * self.high, self.columns // self.wide * self.wide
+        for top, rows in ((0, down), (down, self.rows - down)):
+            for left, columns in ((0, across), (across, self.columns - across)):
+                part = Blocks(rows, columns, self.high, self.wide)
+                if self.rows == 1 and columns == across:  # of a vector: a matrix of its rows, as above
+                    part = Blocks(rows * columns // self.wide, self.wide, 1, self.wide)
+                yield top * self.columns + left, part
 
     def strips(self, device: torch.device) -> list[Strip]:
         """The tensor in whole rows of blocks: a few at a time on a CPU, all at once elsewhere."""
@@ -86,7 +106,7 @@ class Strip:
         return slice(self.first * self.blocks.across, self.last * self.blocks.across)
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """The tensor -> coefficients (blocks of the strip, high * wide)."""
+        """The matrix -> coefficients (blocks of the strip, high * wide)."""
         b = self.blocks
         part = self._padded(self._rows(tensor)).view(-1, b.high, b.across, b.wide).transpose(1, 2)
         found = product(part.reshape(-1, b.high, b.wide), cosines(b.wide, tensor.device).T)
@@ -95,7 +115,7 @@ class Strip:
         return found.flatten(1)
 
     def inverse(self, coefficients: Tensor, tensor: Tensor) -> None:
-        """Coefficients (blocks of the strip, high * wide) -> the strip's part of the tensor."""
+        """Coefficients (blocks of the strip, high * wide) -> the strip's part of the matrix."""
         b = self.blocks
         values = product(coefficients.view(-1, b.high, b.wide), cosines(b.wide, tensor.device))
         left, target = cosines(b.high, tensor.device).T, self._rows(tensor)
@@ -105,7 +125,7 @@ class Strip:
         torch.bmm(left.expand(len(across), -1, -1), across, out=target.view(across.shape))
 
     def put(self, values: Tensor, tensor: Tensor) -> None:
-        """Values (blocks of the strip, high, wide), without the padding, into the tensor."""
+        """Values (blocks of the strip, high, wide), without the padding, into the matrix."""
         b, target = self.blocks, self._rows(tensor)
         across = values.view(-1, b.across, b.high, b.wide).transpose(1, 2)
         if target.numel() == values.numel():
@@ -115,7 +135,7 @@ class Strip:
 
     def _rows(self, tensor: Tensor) -> Tensor:
         b = self.blocks
-        return tensor.view(b.rows, b.columns)[self.first * b.high : self.last * b.high]
+        return tensor[self.first * b.high : self.last * b.high]
 
     def _padded(self, part: Tensor) -> Tensor:
         right, below = -self.blocks.columns % self.blocks.wide, -len(part) % self.blocks.high

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -25,80 +25,102 @@ class Group:
     starts: Tensor  # int64 (rows): where each row begins in the buffer
     counts: Tensor  # int64 (rows): values in each row
     keeps: Tensor  # int64 (rows): values kept of each row
-    origin: Tensor  # int64 (total): for each value kept, where its row begins in the buffer
     span: tuple[int, int] | None  # buffer[span] is the matrix; None: rows of unequal length, or lying apart
     picked: Tensor | None  # the rows of that matrix that are ours; None: all
     kept: Tensor | None  # int64 (total): the entries of (rows, most) that are kept; None: all
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """All chunks of a layout, in order; int64 (chunks) each."""
+
+    starts: Tensor  # where each begins in the buffer
+    counts: Tensor  # its values
+    keeps: Tensor  # those kept
+    tensors: Tensor  # whose it is
+
+    def __getitem__(self, mine: Tensor) -> Chunks:
+        return Chunks(self.starts[mine], self.counts[mine], self.keeps[mine], self.tensors[mine])
+
+    def to(self, device: torch.device) -> Chunks:
+        return Chunks(*(x.to(device) for x in (self.starts, self.counts, self.keeps, self.tensors)))
+
+
+@dataclass(frozen=True, eq=False)
 class Cut:
+    """Indices kept are in the order of the chunks, but in a payload those of a group lie together."""
+
+    chunks: Chunks
     groups: tuple[Group, ...]
     values: Layout  # the values kept of each tensor, side by side
-    order: Tensor | None  # from the order of the groups to that of the tensors; None: the same
-    device: torch.device
+    order: Tensor | None  # from the order of the groups to that of the chunks; None: the same
 
     @property
     def streams(self) -> Streams:
         return [(group.total, group.bits) for group in self.groups]
 
-    @property
-    def even(self) -> bool:
-        """Whether all chunks are of one kind and keep as much."""
-        return len(self.groups) == 1 and self.groups[0].kept is None and self.order is None
+    @cached_property
+    def width(self) -> int:
+        """Values in the longest chunk."""
+        return max((group.width for group in self.groups), default=0)
 
-    def where(self, found: Sequence[Tensor]) -> Tensor:
-        """The indices kept in each group -> int64: where in the buffer they are, in the order of the tensors."""
+    @cached_property
+    def origin(self) -> Tensor:
+        """int64 (values kept): where in the buffer the chunk of each begins."""
+        return self.chunks.starts.repeat_interleave(self.chunks.keeps)
+
+    @cached_property
+    def back(self) -> Tensor | None:
+        """From the order of the chunks to that of the groups."""
+        return None if self.order is None else self.order.argsort()
+
+    def join(self, found: Sequence[Tensor]) -> Tensor:
+        """The indices [..., kept] of each group -> those of all chunks."""
         if not found:
-            return torch.empty(0, dtype=torch.int64, device=self.device)
-        where = torch.cat([group.origin + index for index, group in zip(found, self.groups, strict=True)])
-        return where if self.order is None else where[self.order]
+            return self.origin
+        index = torch.cat(list(found), -1)
+        return index if self.order is None else index[..., self.order]
 
-
-@dataclass(frozen=True)
-class _Chunks:
-    """All chunks of a layout, in order; int64 (chunks) each."""
-
-    starts: Tensor
-    counts: Tensor
-    keeps: Tensor
-    tensors: Tensor
-
-    def __getitem__(self, mine: Tensor) -> _Chunks:
-        return _Chunks(self.starts[mine], self.counts[mine], self.keeps[mine], self.tensors[mine])
+    def split(self, index: Tensor) -> list[Tensor]:
+        """The other way."""
+        index = index if self.back is None else index[self.back]
+        return list(index.split([group.total for group in self.groups])) if self.groups else []
 
 
 @lru_cache(maxsize=64)
 def cut(layout: Layout, chunk: int, k: int, device: torch.device) -> Cut:
-    """A full chunk has `chunk` values and keeps `k`; a shorter one keeps as large a part, but at least one value."""
+    """A full chunk has `chunk` values and keeps `k`; one with fewer real ones as large a part, but at least one."""
     chunks = _chunks(layout, chunk, k)
     bits = torch.tensor([(int(n) - 1).bit_length() for n in range(1, chunk + 1)])[chunks.counts - 1]
-    kind = (chunks.counts < chunk) * 64 + 16 - bits
+    kind = torch.where(chunks.counts < chunk, 16 - bits, -chunks.keeps)
     parts = [chunks[kind == which] for which in kind.unique().tolist()]
     groups = tuple(_group(part, layout, chunk, device) for part in parts)
     owners = torch.cat([p.tensors.repeat_interleave(p.keeps) for p in parts]) if parts else chunks.tensors
     kept = torch.zeros(len(layout.shapes), dtype=torch.int64).index_add_(0, chunks.tensors, chunks.keeps)
     ordered = bool((owners.diff() >= 0).all())
     order = None if ordered else owners.sort(stable=True).indices.to(device)
-    return Cut(groups, Layout(tuple(torch.Size([n]) for n in kept.tolist())), order, device)
+    return Cut(chunks.to(device), groups, Layout(tuple(torch.Size([n]) for n in kept.tolist())), order)
 
 
-def _chunks(layout: Layout, chunk: int, k: int) -> _Chunks:
-    starts, counts, tensors = [], [], []
+def _chunks(layout: Layout, chunk: int, k: int) -> Chunks:
+    starts, counts, reals, tensors = [], [], [], []
     for which, (at, size, shape) in enumerate(zip(layout.offsets, layout.sizes, layout.shapes, strict=True)):
-        width = shape[1] if layout.blocks else chunk
+        width = chunk if layout.blocks is None else shape[1]
         assert 0 < width <= chunk
         steps = torch.arange(0, size, width)
         starts.append(at + steps)
         counts.append((size - steps).clamp_(max=width))
+        reals.append(counts[-1] if layout.blocks is None else torch.full_like(steps, layout.blocks[which]))
         tensors.append(torch.full_like(steps, which))
     empty = [torch.empty(0, dtype=torch.int64)]
-    held = torch.cat(counts or empty)
-    keeps = ((2 * held * k + chunk) // (2 * chunk)).clamp_(min=1).minimum(held)
-    return _Chunks(torch.cat(starts or empty), held, keeps, torch.cat(tensors or empty))
+    held, real = torch.cat(counts or empty), torch.cat(reals or empty)
+    keeps = ((2 * real * k + chunk) // (2 * chunk)).clamp_(min=1).minimum(real)
+    if k == chunk:  # everything is everything: without the coefficients of its padding a block would be lost
+        keeps = held
+    return Chunks(torch.cat(starts or empty), held, keeps, torch.cat(tensors or empty))
 
 
-def _group(chunks: _Chunks, layout: Layout, chunk: int, device: torch.device) -> Group:
+def _group(chunks: Chunks, layout: Layout, chunk: int, device: torch.device) -> Group:
     width, most = int(chunks.counts.max()), int(chunks.keeps.max())
     span, picked = _span(chunks, layout, width)
     kept = None
@@ -112,17 +134,16 @@ def _group(chunks: _Chunks, layout: Layout, chunk: int, device: torch.device) ->
         starts=chunks.starts.to(device),
         counts=chunks.counts.to(device),
         keeps=chunks.keeps.to(device),
-        origin=chunks.starts.repeat_interleave(chunks.keeps).to(device),
         span=span,
         picked=None if picked is None else picked.to(device),
         kept=kept,
     )
 
 
-def _span(chunks: _Chunks, layout: Layout, width: int) -> tuple[tuple[int, int] | None, Tensor | None]:
+def _span(chunks: Chunks, layout: Layout, width: int) -> tuple[tuple[int, int] | None, Tensor | None]:
     """The stretch of the buffer that is the group's matrix as it lies there, and its rows, if there is one."""
     first, last = int(chunks.starts[0]), int(chunks.starts[-1]) + width
-    even = int(chunks.counts.min()) == width
+    even = int(chunks.counts.min()) == width and bool((chunks.keeps == chunks.keeps[0]).all())
     if even and last - first == width * len(chunks.starts):
         return (first, last), None
     if even and layout.align == width:  # the few rows of other groups in between are cheaper to read than to skip

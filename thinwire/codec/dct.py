@@ -11,16 +11,18 @@ from torch import Tensor
 
 from .base import Codec, Layout, Weight
 from .cosine import exact
-from .plan import Plan, plan
+from .plan import Plan, piece_plan, whole_plan
 from .sparse import TopK
 from .stream import Streamed
+from .triton import usable
 
 
 class DCT(Codec):
     """`inner` on the orthonormal DCT-II of blocks: `chunk` x `chunk` of a matrix, rows of `chunk` of a vector.
 
     An axis shorter than `chunk` is taken whole, a longer one padded with zeros to a multiple of it; more than two
-    axes are read as (first, rest). With `inner` a TopK(k), k of each full block are kept, whatever its own chunk.
+    axes are read as (first, rest). With `inner` a TopK(k), k of each full block are kept, whatever its own chunk, and
+    of a block that is padded as large a part as its real values are; with k = everything, everything.
     Payloads are merged as coefficients and transformed back once.
 
     >>> layout = Layout((torch.Size([2, 2]),), align=64)
@@ -62,10 +64,10 @@ class DCT(Codec):
         """As Codec.merge; a weight given per value must be the same throughout a tensor."""
         out = _blank(layout, payloads[0].device)
         parts = ways(self.inner, self.chunk, layout)
-        split = [payload.split([way.size for way in parts]) for payload in payloads]
+        split = torch.stack(list(payloads)).split([way.size for way in parts], 1)
         heads = [_per_tensor(weight, layout) for weight in weights]
         with exact(out.device):
-            for way, mine in zip(parts, zip(*split, strict=True), strict=True):
+            for way, mine in zip(parts, split, strict=True):
                 way.merge(mine, heads, out)
         return out
 
@@ -77,13 +79,13 @@ class DCT(Codec):
 def ways(inner: Codec, chunk: int, layout: Layout) -> list[Streamed | Whole]:
     """Top-k of full blocks goes strip by strip; what is left, and any other codec, by all coefficients at once."""
     if not isinstance(inner, TopK):
-        return [Whole(inner, plan(layout, chunk, inner.align, None))]
-    return [Streamed(inner, plan(layout, chunk, 1, True)), Whole(inner, plan(layout, chunk, 1, False))]
+        return [Whole(inner, whole_plan(layout, chunk, inner.align))]
+    return [Streamed(inner, piece_plan(layout, chunk, True)), Whole(inner, piece_plan(layout, chunk, False))]
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """`inner` on all coefficients of some tensors, in one buffer."""
+    """`inner` on all coefficients of some pieces, in one buffer."""
 
     inner: Codec
     plan: Plan
@@ -103,10 +105,10 @@ class Whole:
     def decode(self, payload: Tensor, out: Tensor) -> None:
         self._inverse(self.inner.decode(payload, self.plan.inside), out)
 
-    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], out: Tensor) -> None:
-        """`weights` are numbers, or one number per tensor of the row."""
+    def merge(self, payloads: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
+        """Payloads (workers, size); `weights` are numbers, or one number per tensor of the row."""
         spread = [self._per_coefficient(weight) for weight in weights]
-        self._inverse(self.inner.merge(payloads, spread, self.plan.inside), out)
+        self._inverse(self.inner.merge(list(payloads), spread, self.plan.inside), out)
 
     def _forward(self, buffer: Tensor) -> Tensor:
         coefficients = self.plan.inside.zeros(buffer.device)
@@ -133,8 +135,10 @@ class Whole:
 
 
 def _blank(layout: Layout, device: torch.device) -> Tensor:
-    """A buffer to be filled but for its gaps."""
-    return layout.zeros(device) if layout.total > layout.values else torch.empty(layout.total, device=device)
+    """A buffer to be filled but for its gaps; kernels want zeros."""
+    if layout.total > layout.values or usable(device):
+        return layout.zeros(device)
+    return torch.empty(layout.total, device=device)
 
 
 def _per_tensor(weight: Weight, layout: Layout) -> Weight:

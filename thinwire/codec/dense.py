@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import Codec, Layout
-from .blocks import Blocked
+from .blocks import Blocked, aligned
 from .triton import usable
 
 TINY = 2.0**-100  # a block with nothing larger is sent as zeros: dividing by its maximum would overflow
@@ -38,6 +38,9 @@ class Float32(Codec):
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
         return payload.clone().view(torch.float32)
 
+    def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
+        return aligned(payloads, torch.float32)
+
     def __repr__(self) -> str:
         return "Float32()"
 
@@ -64,6 +67,9 @@ class BFloat16(Codec):
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
         # a payload may start at an odd byte of a larger message; a copy is aligned
         return payload.clone().view(torch.bfloat16).float()
+
+    def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
+        return aligned(payloads, torch.bfloat16).float()
 
     def __repr__(self) -> str:
         return "BFloat16()"

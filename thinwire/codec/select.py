@@ -9,13 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cut import Group
+from .cut import Cut, Group
 from .triton import usable
 
 REGISTERS = 1 << 14  # values that a kernel can hold
 LANES = 16  # values whose maximum is looked at first
 LAST = 0xFFFF
 STEP = {"cpu": 1 << 20}  # values worked on at once: what stays in a CPU's caches, and bounds the memory on a GPU
+
+
+def chosen(buffer: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:
+    """The indices kept, chunk by chunk, ascending within a chunk, and the values there."""
+    if usable(buffer.device) and 0 < cut.width <= REGISTERS:
+        from .triton import select as kernels
+
+        return kernels.chosen(buffer, cut.chunks, cut.values.total, cut.width)
+    index = cut.join([select(buffer, group) for group in cut.groups])
+    return index, buffer[cut.origin + index]
 
 
 def select(buffer: Tensor, group: Group) -> Tensor:
@@ -33,10 +43,6 @@ def largest(rows: Tensor, k: int) -> Tensor:
     width = rows.shape[1]
     if k == width:
         return torch.arange(width, device=rows.device).expand(rows.shape)
-    if usable(rows.device) and width <= REGISTERS:
-        from .triton import select as kernels
-
-        return kernels.largest(rows, k)
     find = _narrowed if width % LANES == 0 and 2 * k * LANES <= width else _direct
     step = max(1, STEP.get(rows.device.type, 1 << 26) // width)
     pieces = [find(piece.view(torch.int32) & 0x7FFFFFFF, k) for piece in rows.split(step)]

@@ -14,7 +14,7 @@ from .bits import pack, packed, unpack
 from .blocks import gather, spread
 from .cut import Cut, Streams, cut
 from .dense import Float32
-from .select import select
+from .select import chosen
 from .triton import usable
 from .twobit import TwoBit
 
@@ -54,31 +54,29 @@ class TopK(Codec):
         return self._encode(buffer, layout)[0]
 
     def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        payload, where, sent = self._encode(buffer, layout)
+        payload, index, sent = self._encode(buffer, layout)
+        where = self._cut(layout, buffer.device).origin + index
         return payload, torch.zeros_like(buffer).scatter_(0, where, sent)
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
-        where, values = self._decode(payload, layout)
-        return layout.zeros(payload.device).scatter_(0, where, values)
+        plan = self._cut(layout, payload.device)
+        found, values = self.read(payload[None], plan.streams, plan.values)
+        return layout.zeros(payload.device).scatter_(0, plan.origin + plan.join(found).view(-1), values[0])
 
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
-        plan = self._cut(layout, payloads[0].device)
-        if usable(plan.device) and plan.even and not any(isinstance(weight, Tensor) for weight in weights):
-            return self._merge_even(payloads, weights, plan, layout)
-        read = [self._decode(payload, layout) for payload in payloads]
-        at = [w[where] if isinstance(w, Tensor) else w for (where, _), w in zip(read, weights, strict=True)]
-        return self.mean(layout.zeros(payloads[0].device), read, at, weights)
+        plan, total = self._cut(layout, payloads[0].device), layout.zeros(payloads[0].device)
+        if not plan.groups:
+            return total
+        found, values = self.read(torch.stack(list(payloads)), plan.streams, plan.values)
+        index = plan.join(found)
+        if usable(total.device) and not any(isinstance(weight, Tensor) for weight in weights):
+            from .triton import merge as kernels
 
-    def _merge_even(self, payloads: Sequence[Tensor], weights: Sequence[Weight], plan: Cut, layout: Layout) -> Tensor:
-        from .triton import dct as kernels
-
-        read = [self.read(payload, plan.streams, plan.values) for payload in payloads]
-        shape = (len(payloads), -1, plan.groups[0].most)
-        index, values = torch.stack([found[0] for found, _ in read]), torch.stack([values for _, values in read])
-        shares = torch.tensor(weights, dtype=torch.float32)[:, None].to(plan.device)
-        merged = kernels.mean(index.view(shape), values.view(shape), shares, self.rule == "senders")
-        where = (index + plan.groups[0].origin).view(-1)
-        return layout.zeros(plan.device).scatter_add_(0, where, merged.view(-1))  # one term and zeros: in any order
+            shares = side_by_side(tuple(weights), total.device)
+            return kernels.merge(index, values, shares, self.rule == "senders", kernels.rows(plan), total)
+        where = plan.origin + index
+        at = [w[there] if isinstance(w, Tensor) else w for there, w in zip(where, weights, strict=True)]
+        return self.mean(total, list(zip(where, values, strict=True)), at, weights)
 
     def mean(self, total: Tensor, read: Sequence[Entries], at: Sequence[Weight], weights: Sequence[Weight]) -> Tensor:
         """The merge of entries into zeros [..., n], in place; `at`: the weights of the entries, or the same for all."""
@@ -97,28 +95,22 @@ class TopK(Codec):
         codes, sent = self.values.encode_with_own(spread(values, body), body)
         return torch.cat([*head, codes]), gather(sent, body)
 
-    def read(self, payload: Tensor, streams: Streams, kept: Layout) -> tuple[list[Tensor], Tensor]:
-        """The other way: indices and values."""
+    def read(self, payloads: Tensor, streams: Streams, kept: Layout) -> tuple[list[Tensor], Tensor]:
+        """The other way: payloads (n, bytes) -> indices (n, count) for each number of bits, and values (n, kept)."""
         body = self._body(kept)
-        *heads, codes = payload.split([packed(*stream) for stream in streams] + [self.values.size(body)])
+        *heads, codes = payloads.split([packed(*stream) for stream in streams] + [self.values.size(body)], 1)
         found = [unpack(head, *stream) for head, stream in zip(heads, streams, strict=True)]
-        return found, gather(self.values.decode(codes, body), body)
+        return found, gather(self.values.decode_all(codes, body), body)
 
     def _encode(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """The payload, and its entries."""
+        """The payload, its indices, and the values as sent."""
         plan = self._cut(layout, buffer.device)
-        found = [select(buffer, group) for group in plan.groups]
-        where = plan.where(found)
-        payload, sent = self.write(found, plan.streams, buffer[where], plan.values)
-        return payload, where, sent
-
-    def _decode(self, payload: Tensor, layout: Layout) -> Entries:
-        plan = self._cut(layout, payload.device)
-        found, values = self.read(payload, plan.streams, plan.values)
-        return plan.where(found), values
+        index, values = chosen(buffer, plan)
+        payload, sent = self.write(plan.split(index), plan.streams, values, plan.values)
+        return payload, index, sent
 
     def _cut(self, layout: Layout, device: torch.device) -> Cut:
-        assert layout.blocks or layout.align == self.chunk, f"{self!r} reads a buffer of whole chunks"
+        assert layout.blocks is not None or layout.align == self.chunk, f"{self!r} reads a buffer of whole chunks"
         return cut(layout, self.chunk, self.k, device)
 
     def _body(self, kept: Layout) -> Layout:
@@ -127,6 +119,12 @@ class TopK(Codec):
 
     def __repr__(self) -> str:
         return f"TopK({self.k}, chunk={self.chunk}, values={self.values!r}, merge={self.rule!r})"
+
+
+@lru_cache(maxsize=64)
+def side_by_side(weights: tuple[float, ...], device: torch.device) -> Tensor:
+    """(workers, 1)"""
+    return torch.tensor(weights, dtype=torch.float32)[:, None].to(device)
 
 
 @lru_cache(maxsize=256)

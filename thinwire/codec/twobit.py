@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .base import Codec, Layout
-from .blocks import fill, gapless, gather, spread, squeeze
+from .bits import unpack
+from .blocks import aligned, fill, gapless, gather, spread, squeeze
 from .dense import Int8
 
 WIDTH = 4096
@@ -43,11 +44,21 @@ class TwoBit(Codec):
         return payload, _look_up(bins, table, layout)
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
+        if layout.align == 1:
+            return self.decode_all(payload[None], layout)[0]
         head = 16 * _tables(layout)
         table = payload[:head].clone().view(torch.float32).view(-1, 4)
         codes = fill(payload[head:], _padded(layout), 4).view(-1, 1)
         shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=payload.device)
         return _look_up(((codes >> shifts) & 3).view(-1, WIDTH), table, layout)
+
+    def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
+        if layout.align > 1:
+            return super().decode_all(payloads, layout)
+        table, codes = payloads.tensor_split([16 * _tables(layout)], 1)
+        bins = unpack(codes, _quads(layout).total, 2)
+        levels = aligned(table, torch.float32)
+        return gather(levels.gather(1, bins + _first_levels(layout, payloads.device)), _quads(layout))
 
     def _encode(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """The payload, and what it says: a bin for each value (rows, 4096), the tables (tables, 4)."""
@@ -58,7 +69,9 @@ class TwoBit(Codec):
         codes = quads[0] | quads[1] << 2 | quads[2] << 4 | quads[3] << 6
         payload = torch.empty(self.size(layout), dtype=torch.uint8, device=buffer.device)
         payload[: 16 * len(table)] = table.view(torch.uint8).view(-1)
-        if gapless(padded, 4):
+        if layout.align == 1:
+            payload[16 * len(table) :] = gather(codes, _bytes(layout))
+        elif gapless(padded, 4):
             payload[16 * len(table) :] = codes
         else:
             squeeze(codes, padded, 4, payload[16 * len(table) :])
@@ -80,30 +93,28 @@ class _Rows:
     def real(self) -> Tensor:
         return torch.arange(WIDTH, device=self.counts.device) < self.counts[:, None]
 
-    def sum(self, values: Tensor) -> Tensor:
-        """(rows, 4096) -> (tables): first in rows, then over the rows of a table, always in the same order."""
-        partial = values.sum(1, dtype=torch.float32)
+    def sum(self, *values: Tensor) -> Tensor:
+        """n times (rows, 4096) -> (tables, n): first in rows, then over the rows of a table, always in one order."""
+        partial = torch.stack([x.sum(1, dtype=torch.float32) for x in values], 1)
         return torch.segment_reduce(partial, "sum", lengths=self.lengths, unsafe=True)
 
 
 def _quantise(values: Tensor, rows: _Rows) -> tuple[Tensor, Tensor]:
     real = rows.real()
-    mean = rows.sum(values) / rows.sizes
+    mean = rows.sum(values)[:, 0] / rows.sizes
     offset = (values - mean[rows.owner, None]).where(real, 0.0)
-    sigma = (rows.sum(offset * offset) / (rows.sizes - 1).clamp_(min=1)).sqrt_()
+    sigma = (rows.sum(offset * offset)[:, 0] / (rows.sizes - 1).clamp_(min=1)).sqrt_()
     scale = (1.5 * sigma).where(sigma > 0, 1.0)
     bins = (offset / scale[rows.owner, None] + 2).round_().clamp_(0, 3).nan_to_num_().to(torch.uint8)
-    levels = []
-    for level in range(4):
-        mine = (bins == level) & real
-        levels.append(rows.sum(values.where(mine, 0.0)) / rows.sum(mine).clamp_(min=1))
-    return bins.mul_(real), torch.stack(levels, 1)
+    masks = [(bins == level) & real for level in range(4)]
+    totals = rows.sum(*(values.where(mine, 0.0) for mine in masks))
+    return bins.mul_(real), totals / rows.sum(*masks).clamp_(min=1)
 
 
 def _look_up(bins: Tensor, table: Tensor, layout: Layout) -> Tensor:
     rows = _rows(layout, bins.device)
     values = table[rows.owner].gather(1, bins.to(torch.int64)).where(rows.real(), 0.0).view(-1)
-    return values if layout.align == WIDTH else gather(values, Layout(layout.shapes, WIDTH))
+    return values if layout.align == WIDTH else gather(values, _padded(layout))
 
 
 def _tables(layout: Layout) -> int:
@@ -116,6 +127,25 @@ def _tables(layout: Layout) -> int:
 def _padded(layout: Layout) -> Layout:
     assert layout.align in (1, WIDTH), f"TwoBit() reads tensors side by side, or each from a multiple of {WIDTH} on"
     return Layout(layout.shapes, WIDTH)
+
+
+@lru_cache(maxsize=64)
+def _quads(layout: Layout) -> Layout:
+    """Of the values as they are sent: four a byte, each tensor from a byte of its own on."""
+    return Layout(layout.shapes, 4)
+
+
+@lru_cache(maxsize=64)
+def _bytes(layout: Layout) -> Layout:
+    """Of the bytes of the matrix (rows, 4096) that are sent."""
+    return Layout(tuple(torch.Size([-(-size // 4)]) for size in layout.sizes), WIDTH // 4)
+
+
+@lru_cache(maxsize=64)
+def _first_levels(layout: Layout, device: torch.device) -> Tensor:
+    """int64: for each value as it is sent, where its tensor's table begins."""
+    spans = torch.tensor([span for span in _quads(layout).spans if span], dtype=torch.int64)
+    return (4 * torch.repeat_interleave(spans)).to(device)
 
 
 @lru_cache(maxsize=64)

@@ -20,10 +20,11 @@ def pack(values: Tensor, bits: int, size: int) -> Tensor:
 
 
 def unpack(payload: Tensor, count: int, bits: int) -> Tensor:
-    """uint8 -> int32 [count]."""
-    out = torch.empty(count, dtype=torch.int32, device=payload.device)
-    if count:
-        _unpack[(triton.cdiv(count, STEP),)](payload, out, count, payload.numel(), bits, STEP)
+    """uint8 [size] or (payloads, size) -> int32 [count] or (payloads, count)."""
+    out = torch.empty(*payload.shape[:-1], count, dtype=torch.int32, device=payload.device)
+    if out.numel():
+        grid = (triton.cdiv(count, STEP), out.numel() // count)
+        _unpack[grid](payload, out, count, payload.shape[-1], payload.stride(0), bits, STEP)
     return out
 
 
@@ -40,7 +41,9 @@ def _pack(values, out, count, size, BITS: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def _unpack(payload, out, count, size, BITS: tl.constexpr, STEP: tl.constexpr):
+def _unpack(payload, out, count, size, apart, BITS: tl.constexpr, STEP: tl.constexpr):
+    payload += tl.program_id(1).to(tl.int64) * apart
+    out += tl.program_id(1).to(tl.int64) * count
     which = tl.program_id(0).to(tl.int64) * STEP + tl.arange(0, STEP)
     byte = which * BITS >> 3
     total = tl.zeros((STEP,), tl.int32)

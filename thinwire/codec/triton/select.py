@@ -8,14 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..cut import Chunks
 
-def largest(rows: Tensor, k: int) -> Tensor:
-    """fp32 (rows, width) -> int64 (rows, k), ascending; ties to the lower index."""
-    index = torch.empty(len(rows), k, dtype=torch.int64, device=rows.device)
-    padded = triton.next_power_of_2(rows.shape[1])
-    if len(rows):
-        _largest[(len(rows),)](rows, index, rows.shape[1], k, padded, num_warps=min(16, max(1, padded // 1024)))
-    return index
+
+def chosen(buffer: Tensor, chunks: Chunks, total: int, width: int) -> tuple[Tensor, Tensor]:
+    """Of each chunk the values of largest magnitude, ties to the lower index: indices int32 [total], values fp32."""
+    index = torch.empty(total, dtype=torch.int32, device=buffer.device)
+    values = torch.empty(total, device=buffer.device)
+    padded = triton.next_power_of_2(width)
+    table = (chunks.starts, chunks.counts, chunks.keeps, chunks.keeps.cumsum(0))
+    _chosen[(len(chunks.starts),)](buffer, *table, index, values, padded, num_warps=min(16, max(1, padded // 1024)))
+    return index, values
 
 
 @triton.jit
@@ -69,9 +72,13 @@ def chosen_of_tile(size, k, S: tl.constexpr):
 
 
 @triton.jit
-def _largest(rows, index, width, k, PADDED: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _chosen(buffer, starts, counts, keeps, ends, index, values, PADDED: tl.constexpr):
+    chunk = tl.program_id(0)
     lane = tl.arange(0, PADDED)
-    x = tl.load(rows + row * width + lane, mask=lane < width, other=0.0)
-    mine, place = chosen_of_line(tl.where(lane < width, magnitude(x), -1), k)
-    tl.store(index + row * k + place, lane, mask=mine)
+    k = tl.load(keeps + chunk).to(tl.int32)
+    here = lane < tl.load(counts + chunk)
+    x = tl.load(buffer + tl.load(starts + chunk) + lane, mask=here, other=0.0)
+    mine, place = chosen_of_line(tl.where(here, magnitude(x), -1), k)
+    place += tl.load(ends + chunk) - k
+    tl.store(index + place, lane, mask=mine)
+    tl.store(values + place, x, mask=mine)
