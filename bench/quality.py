@@ -11,6 +11,7 @@ after each run, so that a run cut short leaves what it has.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import sys
@@ -134,6 +135,15 @@ def held_loss(fleet: tw.Fleet, batches: list[Tensor]) -> float:
         return float(torch.stack([loss_of(fleet.replicas[0].model, tokens) for tokens in batches]).mean())
 
 
+@torch.no_grad()
+def mean_loss(models: list[nn.Module], batches: list[Tensor]) -> float:
+    """Of the plain mean of the workers' parameters, whatever the method says to evaluate."""
+    mean = copy.deepcopy(models[0])
+    for parts in zip(mean.parameters(), *(model.parameters() for model in models), strict=True):
+        parts[0].copy_(torch.stack(parts[1:]).mean(0))
+    return float(torch.stack([loss_of(mean, tokens) for tokens in batches]).mean())
+
+
 def train(run: dict[str, Any], corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
     device, workers, seed = args.device, run["workers"], run.get("seed", 0)
     models = []
@@ -161,11 +171,12 @@ def train(run: dict[str, Any], corpus: Corpus, args: argparse.Namespace) -> dict
             print(f"\r{run['name']}: step {step + 1}, {curve[-1]}", end="", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
     before = curve[-1]["held"]
+    of_mean = mean_loss(models, held)
     fleet.finish()
     final = held_loss(fleet, held)
     print(f"\r{run['name']}: {before:.4f}, finished {final:.4f}, {seconds:.0f} s".ljust(100), file=sys.stderr)
     return {
-        **run, "held": before, "finished": final, "curve": curve, "seconds": seconds, "bytes_sent": fleet.bytes_sent,
+        **run, "held": before, "held_of_the_mean": of_mean, "finished": final, "curve": curve, "seconds": seconds, "bytes_sent": fleet.bytes_sent,
         "wire_received": fleet.wire_received, "stats": fleet.stats(), "events": fleet.events.counts,
     }  # fmt: skip
 
