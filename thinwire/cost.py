@@ -44,7 +44,12 @@ class RowCost:
     when: Every
     before_step: bool
     state: int
-    in_passing: int
+    flying: int
+    working: int
+
+    def in_flight(self, step: int) -> int:
+        """Rounds under way after this many steps."""
+        return self.when.rounds_due(step) - self.when.rounds_due(step - self.when.delay)
 
     @property
     def per_step(self) -> float:
@@ -78,9 +83,21 @@ class Cost:
         With `offload` the outer state lives on the host and one row's at a time visits the device.
         """
         state = sum(row.state for row in self.rows)
-        overlapped = sum(row.in_passing * row.when.in_flight for row in self.rows)
-        visiting = max((row.in_passing + (row.state if offload else 0) for row in self.rows), default=0)
-        return (overlapped + visiting, state) if offload else (overlapped + visiting + state, 0)
+        passing = max(self._passing(step, offload) for step in range(1, self._horizon()))
+        return (passing, state) if offload else (passing + state, 0)
+
+    def _horizon(self) -> int:
+        """Steps after which every row has been under way together with every other, within reason."""
+        return min(
+            4096, 2 + max((2 * row.when.period + row.when.offset + row.when.delay for row in self.rows), default=0)
+        )
+
+    def _passing(self, step: int, offload: bool) -> int:
+        """What the rounds of one step take: all that fly at its start or end, and the work on one of them."""
+        flying = sum(row.flying * max(row.in_flight(step - 1), row.in_flight(step)) for row in self.rows)
+        busy = [row for row in self.rows if _moves(row, step)]
+        own = [(row.flying if not row.when.delay else 0) + row.working + (row.state if offload else 0) for row in busy]
+        return flying + max(own, default=0)
 
 
 def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) -> Cost:
@@ -105,21 +122,26 @@ def _price(text: str, row: Sync, live: Live, workers: int, header: int) -> RowCo
     kind = exchange_kind(row.codec, workers)
     second = row.codec.second.size(live.layout) if row.codec.second else 0
     moved = 0 if row.rule.silent else wire_bytes(kind, size, second, workers) + (workers - 1) * header
-    state, in_passing = _memory(row, live, workers, size)
-    return RowCost(text, size, kind, moved, moved, row.every, row.view.kind == "grads", state, in_passing)
+    state, flying, working = _memory(row, live, workers, size)
+    return RowCost(text, size, kind, moved, moved, row.every, row.view.kind == "grads", state, flying, working)
 
 
-def _memory(row: Sync, live: Live, workers: int, size: int) -> tuple[int, int]:
-    """Bytes of a row's lasting state, and of one round while it is under way."""
+def _moves(row: RowCost, step: int) -> bool:
+    """Whether a round of this row is launched or landed after this step."""
+    return any(row.when.rounds_due(at) > row.when.rounds_due(at - 1) for at in (step, step - row.when.delay))
+
+
+def _memory(row: Sync, live: Live, workers: int, size: int) -> tuple[int, int, int]:
+    """Bytes of a row's lasting state, of one round while it is under way, and of the work at its launch and landing."""
     live.device = torch.device("meta")
-    scope = row.scope(workers)
+    scope, whole = row.scope(workers), FLOAT * live.layout.total
+    if row.rule.silent:
+        return 0, 0, 0
+    feedback = int(row.feedback is not None and not row.codec.lossless)
     buffers = [tensor for tensor in row.rule.init(live, scope).values() if tensor is not None]
-    feedback = row.feedback is not None and not row.codec.lossless
-    state = sum(tensor.nbytes for tensor in buffers) + feedback * FLOAT * live.layout.total
-    whole = FLOAT * live.layout.total
-    message = 0 if row.rule.silent else whole
-    own = (row.rule.uses_own(scope) or feedback) * whole
-    if row.codec.linear:
-        return state, message + row.rule.uses_own(scope) * whole
-    gathered = size * (workers if exchange_kind(row.codec, workers) == "gather" else 2)
-    return state, message + own + whole + gathered
+    state = sum(tensor.nbytes for tensor in buffers) + feedback * whole
+    kept = (row.rule.keeps(scope) + row.rule.uses_own(scope) + feedback) * whole
+    if row.codec.linear:  # the message itself is on its way, and becomes the mean
+        return state, whole + kept, row.rule.scratch(scope) * whole
+    legs = workers if exchange_kind(row.codec, workers) == "gather" else 2
+    return state, kept + size * (1 + legs), (1 + row.rule.scratch(scope)) * whole

@@ -138,6 +138,14 @@ class Rule(ABC):
         """Called with the message that is about to leave (all zeros if this replica is sick)."""
         return None
 
+    def keeps(self, scope: Scope) -> int:
+        """Buffers that `depart` returns."""
+        return 0
+
+    def scratch(self, scope: Scope) -> int:
+        """Buffers that `recv` needs for a moment."""
+        return int(self.uses_own(scope))
+
     def lose(self, x: Live, state: State, kept: Tensor | None, scope: Scope) -> None:
         """The round was lost: nothing to undo, since sending committed nothing."""
         return None
@@ -241,6 +249,9 @@ class Outer(Rule):
     def equalises(self, scope: Scope) -> bool:
         return not self.mix
 
+    def scratch(self, scope: Scope) -> int:
+        return int(self.mix > 0)
+
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
         anchor = _get(state, "anchor")
         self.step.step(anchor, state, answer.mean)
@@ -296,6 +307,9 @@ class _AtLaunch(Rule):
 
     def equalises(self, scope: Scope) -> bool:
         return False  # the answer is only put by; x moves at launch
+
+    def keeps(self, scope: Scope) -> int:
+        return 1
 
     def _step(self, state: State, fresh: Tensor | None) -> None:
         answer = _get(state, "answer")
@@ -388,6 +402,12 @@ class SharedMomentum(Rule):
 
     def uses_own(self, scope: Scope) -> bool:
         return True
+
+    def keeps(self, scope: Scope) -> int:
+        return int(scope.delay > 0)
+
+    def scratch(self, scope: Scope) -> int:
+        return 1
 
     def depart(self, x: Live, state: State, message: Tensor, scope: Scope) -> Tensor | None:
         """With a delay the drift at launch cannot be had again at landing."""
