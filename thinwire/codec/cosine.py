@@ -124,6 +124,24 @@ class Strip:
         across = values.view(-1, b.across, b.high, b.wide).transpose(1, 2).reshape(-1, b.high, b.columns)
         torch.bmm(left.expand(len(across), -1, -1), across, out=target.view(across.shape))
 
+    @property
+    def size(self) -> int:
+        """Values of the strip, its padding included."""
+        return (self.last - self.first) * self.blocks.across * self.blocks.high * self.blocks.wide
+
+    def places(self, index: Tensor) -> Tensor:
+        """Indices (..., blocks of the strip, k) of coefficients -> where each goes if a block lies as in the matrix."""
+        b = self.blocks
+        block = torch.arange(index.shape[-2], device=index.device)[:, None]
+        corner = block // b.across * (b.high * b.columns) + block % b.across * b.wide
+        return (index // b.wide * b.columns + index % b.wide + corner).flatten(-2)
+
+    def inverse_in_place(self, coefficients: Tensor, tensor: Tensor) -> None:
+        """As `inverse`, of coefficients at their `places`, without padding: nothing is moved."""
+        b, left = self.blocks, cosines(self.blocks.high, tensor.device).T
+        across = torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device)).view(-1, b.high, b.columns)
+        torch.bmm(left.expand(len(across), -1, -1), across, out=self._rows(tensor).view(across.shape))
+
     def put(self, values: Tensor, tensor: Tensor) -> None:
         """Values (blocks of the strip, high, wide), without the padding, into the matrix."""
         b, target = self.blocks, self._rows(tensor)

@@ -18,7 +18,7 @@ from .select import chosen
 from .triton import usable
 from .twobit import TwoBit
 
-Entries = tuple[Tensor, Tensor]  # where values go, int64 [..., entries], and the values
+Entries = tuple[Tensor, Tensor]  # where values go, int64 [entries], and the values
 
 
 class TopK(Codec):
@@ -76,12 +76,18 @@ class TopK(Codec):
             return kernels.merge(index, values, shares, self.rule == "senders", kernels.rows(plan), total)
         where = plan.origin + index
         at = [w[there] if isinstance(w, Tensor) else w for there, w in zip(where, weights, strict=True)]
-        return self.mean(total, list(zip(where, values, strict=True)), at, weights)
+        return self.mean((total, torch.zeros_like(total)), list(zip(where, values, strict=True)), at, weights)
 
-    def mean(self, total: Tensor, read: Sequence[Entries], at: Sequence[Weight], weights: Sequence[Weight]) -> Tensor:
-        """The merge of entries into zeros [..., n], in place; `at`: the weights of the entries, or the same for all."""
+    def mean(
+        self, zeros: Sequence[Tensor], read: Sequence[Entries], at: Sequence[Weight], weights: Sequence[Weight]
+    ) -> Tensor:
+        """The merge of entries into the first of two [n] of zeros, in place; the other is left as it was.
+
+        `at`: the weights of the entries, or the same for all.
+        """
+        total, heard = zeros
         _add(total, read, at)
-        return _over_senders(total, read, at) if self.rule == "senders" else divide_by_weights(total, weights)
+        return _over_senders(total, heard, read, at) if self.rule == "senders" else divide_by_weights(total, weights)
 
     def written(self, streams: Streams, kept: Layout) -> int:
         """Bytes of what `write` gives."""
@@ -135,23 +141,15 @@ def _aligned(layout: Layout, align: int) -> Layout:
 def _add(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> None:
     """`total[where] += values * weight` in turn; no index comes twice within a payload, so that this is one order."""
     for (where, values), weight in zip(read, weights, strict=True):
-        total.scatter_(-1, where, total.gather(-1, where).add_(values * weight))
+        total.scatter_(0, where, total.gather(0, where).add_(values * weight))
 
 
-def _over_senders(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> Tensor:
-    """`total` over the weight of those who sent a value, in place."""
-    heard = torch.zeros_like(total)
+def _over_senders(total: Tensor, heard: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> Tensor:
+    """`total` over the weight of those who sent a value, in place; only what was sent is touched."""
     for (where, _), weight in zip(read, weights, strict=True):
-        heard.scatter_(-1, where, heard.gather(-1, where) + weight)
-    if total.device.type == "cpu":
-        return _divide_sent(total, heard, read)
-    return total.div_(heard.masked_fill_(heard == 0, 1.0))
-
-
-def _divide_sent(total: Tensor, heard: Tensor, read: Sequence[Entries]) -> Tensor:
-    """Only what was sent is touched, which is faster where a pass over everything is slow."""
+        heard.scatter_(0, where, heard.gather(0, where) + weight)
     for where, _ in read:
-        over = heard.gather(-1, where)
-        total.scatter_(-1, where, total.gather(-1, where) / over.where(over > 0, 1.0))
-        heard.scatter_(-1, where, 1.0)  # a value that another sent too is divided once
+        over = heard.gather(0, where)
+        total.scatter_(0, where, total.gather(0, where) / over.where(over > 0, 1.0))
+        heard.scatter_(0, where, 0.0)  # a value that another sent too is divided once
     return total

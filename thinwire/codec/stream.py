@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .base import Layout, Weight
-from .cosine import Strip, cosines, product
+from .cosine import Strip, cosines
 from .cut import Streams
 from .plan import Plan
 from .select import largest
@@ -20,8 +20,6 @@ from .triton import usable
 
 if TYPE_CHECKING:
     from .triton.merge import Places
-
-FEW = 64  # coefficients of a block that are worth transforming back one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +48,22 @@ class Streamed:
     def merge(self, payloads: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
         """Payloads (workers, size); `weights` are numbers, or one number per tensor of the row."""
         index, values = self._read(payloads)
-        shares = [self._per_block(weight) for weight in weights]
         if self._fused(out.device):
-            return self._merge_fused(index, values, _together(shares, out.device), out)
-        for strip, mine, tensor in self._strips(out):
-            found = [(i.to(torch.int64), v) for i, v in zip(index[:, mine], values[:, mine], strict=True)]
-            parts = [share[mine] if isinstance(share, Tensor) else share for share in shares]
-            total = torch.zeros(mine.stop - mine.start, self.inner.chunk, device=tensor.device)
-            strip.inverse(self.inner.mean(total, found, parts, parts), tensor)
+            shares = _together([self._per_block(weight) for weight in weights], out.device)
+            return self._merge_fused(index, values, shares, out)
+        self._merge_strips(index, values, weights, out)
+
+    def _merge_strips(self, index: Tensor, values: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
+        """Entries (workers, blocks, k), a strip at a time, in the same memory each time."""
+        most = max((strip.size for strip, _, _, _ in self._strips(out)), default=0)
+        spare = [torch.zeros(most, device=out.device) for _ in range(2)]
+        for strip, mine, tensor, which in self._strips(out):
+            where = strip.places(index[:, mine].to(torch.int64))
+            found = list(zip(where, values[:, mine].flatten(1), strict=True))
+            shares = [weight[which] if isinstance(weight, Tensor) else weight for weight in weights]
+            merged = self.inner.mean([zeros[: strip.size] for zeros in spare], found, shares, shares)
+            strip.inverse_in_place(merged, tensor)
+            merged.scatter_(0, where.view(-1), 0.0)
 
     def _select(self, buffer: Tensor) -> Entries:
         if self._fused(buffer.device):
@@ -66,7 +72,7 @@ class Streamed:
             return kernels.forward(buffer, *self._places(buffer.device))
         index = torch.empty(self._count, self.inner.k, dtype=torch.int64, device=buffer.device)
         values = torch.empty(self._count, self.inner.k, device=buffer.device)
-        for strip, mine, tensor in self._strips(buffer):
+        for strip, mine, tensor, _ in self._strips(buffer):
             found = strip.forward(tensor)
             index[mine] = largest(found, self.inner.k)
             torch.gather(found, 1, index[mine], out=values[mine])
@@ -76,13 +82,7 @@ class Streamed:
         """The entries (1, blocks, k) of one worker."""
         if self._fused(out.device):
             return self._merge_fused(index, values, side_by_side((1.0,), out.device), out)
-        for strip, mine, tensor in self._strips(out):
-            there, sent = index[0, mine].to(torch.int64), values[0, mine]
-            if self.inner.k <= min(FEW, strip.blocks.wide):
-                strip.put(few(there, sent, strip.blocks.wide), tensor)
-            else:
-                found = torch.zeros(mine.stop - mine.start, self.inner.chunk, device=tensor.device)
-                strip.inverse(found.scatter_(1, there, sent), tensor)
+        self._merge_strips(index, values, [1.0], out)
 
     def _merge_fused(self, index: Tensor, values: Tensor, weights: Tensor, out: Tensor) -> None:
         """Coefficients go where the values of their block belong, and are transformed there."""
@@ -101,13 +101,13 @@ class Streamed:
         shape = (len(payloads), self._count, self.inner.k)
         return found[0].view(shape), values.view(shape)
 
-    def _strips(self, buffer: Tensor) -> Iterator[tuple[Strip, slice, Tensor]]:
-        """Each strip, its blocks among all, and its matrix."""
+    def _strips(self, buffer: Tensor) -> Iterator[tuple[Strip, slice, Tensor, int]]:
+        """Each strip, its blocks among all, its matrix, and which tensor that is of."""
         first = 0
         for piece in self.plan.pieces:
             tensor = piece.view(buffer)
             for strip in piece.blocks.strips(buffer.device):
-                yield strip, slice(first + strip.mine.start, first + strip.mine.stop), tensor
+                yield strip, slice(first + strip.mine.start, first + strip.mine.stop), tensor, piece.tensor
             first += piece.blocks.count
 
     def _fused(self, device: torch.device) -> bool:
@@ -137,14 +137,6 @@ class Streamed:
     @cached_property
     def _streams(self) -> Streams:
         return [(self._kept.total, (self.inner.chunk - 1).bit_length())]
-
-
-def few(index: Tensor, values: Tensor, wide: int) -> Tensor:
-    """The blocks (blocks, wide, wide) that a few coefficients are: sums of outer products of cosines."""
-    rows = cosines(wide, index.device)
-    down = rows.index_select(0, index.view(-1) // wide).view(*index.shape, wide)
-    across = rows.index_select(0, index.view(-1) % wide).view(*index.shape, wide)
-    return product(down.transpose(1, 2), across.mul_(values[:, :, None]))
 
 
 def _together(weights: Sequence[Weight], device: torch.device) -> Tensor:

@@ -94,21 +94,22 @@ class _Rows:
         return torch.arange(WIDTH, device=self.counts.device) < self.counts[:, None]
 
     def sum(self, *values: Tensor) -> Tensor:
-        """n times (rows, 4096) -> (tables, n): first in rows, then over the rows of a table, always in one order."""
-        partial = torch.stack([x.sum(1, dtype=torch.float32) for x in values], 1)
-        return torch.segment_reduce(partial, "sum", lengths=self.lengths, unsafe=True)
+        """n times (rows, 4096) -> (n, tables): first in rows, then over the rows of a table, always in one order."""
+        partial = torch.cat([x.sum(1, dtype=torch.float32) for x in values])
+        lengths = self.lengths.repeat(len(values))
+        return torch.segment_reduce(partial, "sum", lengths=lengths, unsafe=True).view(len(values), len(self.lengths))
 
 
 def _quantise(values: Tensor, rows: _Rows) -> tuple[Tensor, Tensor]:
     real = rows.real()
-    mean = rows.sum(values)[:, 0] / rows.sizes
+    mean = rows.sum(values)[0] / rows.sizes
     offset = (values - mean[rows.owner, None]).where(real, 0.0)
-    sigma = (rows.sum(offset * offset)[:, 0] / (rows.sizes - 1).clamp_(min=1)).sqrt_()
+    sigma = (rows.sum(offset * offset)[0] / (rows.sizes - 1).clamp_(min=1)).sqrt_()
     scale = (1.5 * sigma).where(sigma > 0, 1.0)
     bins = (offset / scale[rows.owner, None] + 2).round_().clamp_(0, 3).nan_to_num_().to(torch.uint8)
     masks = [(bins == level) & real for level in range(4)]
     totals = rows.sum(*(values.where(mine, 0.0) for mine in masks))
-    return bins.mul_(real), totals / rows.sum(*masks).clamp_(min=1)
+    return bins.mul_(real), (totals / rows.sum(*masks).clamp_(min=1)).T.contiguous()
 
 
 def _look_up(bins: Tensor, table: Tensor, layout: Layout) -> Tensor:
