@@ -1,6 +1,6 @@
 """The README's table: bytes of each method against DDP, from `tw.cost`, on GPT-2's shapes (124M parameters).
 
-    python bench/bytes_table.py
+python bench/bytes_table.py
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main() -> None:
     ddp_received = tw.cost(methods["ddp()"], model, 4).wire(steps)[1]
     for name, method in methods.items():
         price = tw.cost(method, model, 4)
-        received = ddp_received / price.wire(steps)[1]
-        print(f"| `{name}` | {price.bytes_per_step / 1e6:,.3f} MB | {base / price.bytes_per_step:,.1f}x | {received:,.1f}x |")
+        fewer, received = base / price.bytes_per_step, ddp_received / price.wire(steps)[1]
+        print(f"| `{name}` | {price.bytes_per_step / 1e6:,.3f} MB | {fewer:,.1f}x | {received:,.1f}x |")
 
 
 if __name__ == "__main__":

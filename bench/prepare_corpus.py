@@ -1,6 +1,6 @@
-"""Turns a text file into tokens for the quality runs: a BPE trained on the training part, uint16 files, whole novels held out.
+"""Turns a text file into tokens for the quality runs: a BPE of the training part, uint16 files, the end held out.
 
-    python bench/prepare_corpus.py novels.txt --out data/novels --vocabulary 4096
+python bench/prepare_corpus.py novels.txt --out data/novels --vocabulary 4096
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ def train(run: dict[str, Any], corpus: Corpus, args: argparse.Namespace) -> dict
     final = held_loss(fleet, held)
     print(f"\r{run['name']}: {before:.4f}, finished {final:.4f}, {seconds:.0f} s".ljust(100), file=sys.stderr)
     return {
-        **run, "held": before, "held_of_the_mean": of_mean, "finished": final, "curve": curve, "seconds": seconds, "bytes_sent": fleet.bytes_sent,
+        **run, "held": before, "held_of_the_mean": of_mean, "finished": final, "curve": curve,
+        "seconds": seconds, "bytes_sent": fleet.bytes_sent,
         "wire_received": fleet.wire_received, "stats": fleet.stats(), "events": fleet.events.counts,
     }  # fmt: skip
 
@@ -203,7 +204,9 @@ def main() -> None:
         if time.monotonic() - began > args.seconds:
             break
         results.append(train(run, corpus, args))
-        facts = {"steps": args.steps, "tokens": args.tokens, "preset": args.preset, "lr": args.lr, "torch": torch.__version__}
+        facts = {name: getattr(args, name) for name in ("steps", "tokens", "preset", "lr")} | {
+            "torch": torch.__version__
+        }
         device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
         args.out.write_text(json.dumps({**facts, "device": device, "command": sys.argv, "runs": results}, indent=1))
 

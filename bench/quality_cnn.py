@@ -1,6 +1,6 @@
 """Accuracy of a small CNN with BatchNorm at equal images: M replicas in one process, scikit-learn's digits, on a CPU.
 
-    python bench/quality_cnn.py --out bench/results/decoupled_cnn.json
+python bench/quality_cnn.py --out bench/results/decoupled_cnn.json
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def evaluate(fleet: tw.Fleet, held: Tensor, answers: Tensor) -> dict[str, float]
     model = fleet.replicas[0].model.eval()
     with fleet.evaluating():
         logits = model(held)
-    found = {"loss": float(F.cross_entropy(logits, answers)), "accuracy": float((logits.argmax(1) == answers).float().mean())}
+    right = (logits.argmax(1) == answers).float().mean()
+    found = {"loss": float(F.cross_entropy(logits, answers)), "accuracy": float(right)}
     for parts in zip(*(replica.model.parameters() for replica in fleet.replicas), strict=True):
         parts[0].copy_(torch.stack(parts).mean(0))
     found["loss_of_the_mean"] = float(F.cross_entropy(model(held), answers))
@@ -88,10 +89,12 @@ def main() -> None:
     for workers in (2, 4, 8):
         for name, make in METHODS.items():
             for seed in (0, 1):
-                results.append({"method": name, "workers": workers, "seed": seed, **train(make(), workers, args.steps, seed)})
+                found = train(make(), workers, args.steps, seed)
+                results.append({"method": name, "workers": workers, "seed": seed, **found})
                 print(json.dumps(results[-1]), file=sys.stderr)
     facts = {"steps": args.steps, "every": EVERY, "images": IMAGES, "seconds": time.monotonic() - began}
-    args.out.write_text(json.dumps({**facts, "torch": torch.__version__, "command": sys.argv, "runs": results}, indent=1))
+    facts |= {"torch": torch.__version__, "command": " ".join(sys.argv), "runs": results}
+    args.out.write_text(json.dumps(facts, indent=1))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ class RowCost:
         return self.when.rounds_due(step) - self.when.rounds_due(step - self.when.delay)
 
     @property
+    def in_passing(self) -> int:
+        """Bytes of memory that one round passes through."""
+        return self.flying + self.working
+
+    @property
     def per_step(self) -> float:
         return self.bytes / self.when.period
 

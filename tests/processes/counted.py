@@ -1,6 +1,6 @@
 """One worker in its own network namespace: `counted.py HOST PORT WORKER WORKERS STEPS METHOD...`.
 
-Waits for a line on standard input before and after each method's steps, so that the kernel's counters can be read in between.
+Waits for a line on standard input before and after each method's steps, so that the kernel's counters can be read then.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from tests.cluster import free_port
 
 pytestmark = pytest.mark.xdist_group("processes")
 ROOT = Path(__file__).parents[2]
+WORKER = [sys.executable, "-m", "tests.processes.worker"]
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def workers(count: int, method: str, steps: int, *options: tuple[str, ...]) -> I
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     for worker in range(count):
         extra = options[worker] if worker < len(options) else ()
-        command = [sys.executable, "-m", "tests.processes.worker", str(port), str(worker), str(count), method, str(steps)]
+        command = [*WORKER, str(port), str(worker), str(count), method, str(steps)]
         started.append(
             subprocess.Popen([*command, *extra], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         )
@@ -76,7 +77,7 @@ def test_an_exception_on_one_worker_ends_the_others() -> None:
 
 def test_nobody_to_meet_is_an_error_within_the_time_out() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "tests.processes.worker", str(port), "0", "2", "tw.diloco(4)", "4", "--timeout", "3"]
+    command = [*WORKER, str(port), "0", "2", "tw.diloco(4)", "4", "--timeout", "3"]
     ended = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
     )
