@@ -48,10 +48,12 @@ def test_any_hf_causal_lm_by_its_config(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8).save_pretrained(tmp_path)
     config = Config()
-    config.model.kind, config.model.path = "hf", str(tmp_path / "config.json")
+    config.model.kind, config.model.path, config.model.context = "hf", str(tmp_path / "config.json"), 8
     model = models.build(config, vocabulary=16)
     assert isinstance(model, transformers.GPT2LMHeadModel)
     assert models.export_config(model)["model_type"] == "gpt2"
+    with pytest.raises(UserError, match="tokenizer"):
+        models.build(config, vocabulary=17)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "20", "18"])

@@ -51,7 +51,10 @@ class Keeper:
 
     def restore(self, trainer: Trainer) -> None:
         """Bring the trainer to the newest step that every process has whole, and open its fleet."""
-        step = trainer.step = checkpoint.agree(self.place.notes.exchange(self._usable()))
+        listings = self.place.notes.exchange(self._usable())
+        if not set.intersection(*map(set, listings)):
+            self.place.notes.leave()  # every process is about to refuse, and each must hear why
+        step = trainer.step = checkpoint.agree(listings)
         workers = checkpoint.workers_of(self.run, step)
         if workers != self.config.workers:
             self._from_the_mean(trainer, step)

@@ -45,14 +45,17 @@ class Order:
 def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
     """Train; the summary of a run that reached its last step, else None."""
     data.resolve(config)
-    _compare(config, place)
-    with _claimed(order.folder, place, order.resume):
-        trainer = _set_up(config, place)
-        talk = talker(place.writes and not order.quiet, config.steps, trainer.step)
-        try:
-            return _run(trainer, order, talk)
-        finally:
-            talk.close()
+    try:
+        _compare(config, place)
+        with _claimed(order.folder, place, order.resume):
+            trainer = _set_up(config, place)
+            talk = talker(place.writes and not order.quiet, config.steps, trainer.step)
+            try:
+                return _run(trainer, order, talk)
+            finally:
+                talk.close()
+    except tw.PeerLost as error:
+        raise PeerGone(f"ended while setting up: {error}") from error
 
 
 def _set_up(config: Config, place: Place) -> Trainer:
@@ -78,17 +81,18 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         with _stopping_on_signals(ledger, place):
             why = trainer.train(until, ledger, keeper)
         keeper.save(trainer)
-        if trainer.step == config.steps:
-            return _finish(trainer, order, talk)
+        summary = _finish(trainer, order, talk) if trainer.step == config.steps else None
+        place.notes.leave()
     except tw.PeerLost as error:
         folder = _save_alone(trainer, ledger, keeper)
         what = str(error).split(" ([")[0]  # without the network library's own words
         raise PeerGone(f"stopped after step {trainer.step}: {what}; saved {folder}") from error
     finally:
         ledger.close()
-    reason = why or f"--stop-at {order.stop_at}"
-    talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")
-    return None
+    if summary is None:
+        reason = why or f"--stop-at {order.stop_at}"
+        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")
+    return summary
 
 
 def _save_alone(trainer: Trainer, ledger: Ledger, keeper: Keeper) -> Path:
@@ -144,6 +148,7 @@ def _compare(config: Config, place: Place) -> None:
     for process, theirs in enumerate(everybody):
         differing = [key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key)]
         if differing:
+            place.notes.leave()  # every process finds a difference, and each must hear of it
             key = differing[0]
             who = f"this process has {mine.get(key)!r}, process {process} has {theirs.get(key)!r}"
             raise UserError(f"workers disagree on {key}: {who}; give all the same (local keys may differ with --local)")
