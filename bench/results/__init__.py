@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,8 @@ def save(path: Path | None, seed: int, results: Any, started: dict[str, Any]) ->
     """Write the results as JSON; `started` is `machine()` as it was before the first measurement."""
     if path is None:
         return
-    command = " ".join(["python", "bench/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    asked = [word for before, word in zip(sys.argv, sys.argv[1:], strict=False) if "--out" not in (before, word)]
+    command = shlex.join(["python", "bench/" + Path(sys.argv[0]).name, *asked])
     record = {
         "command": command, "seed": seed, "versions": versions(),
         "machine": {**started, "load": [round(started["load"], 2), round(os.getloadavg()[0], 2)]},
