@@ -18,7 +18,7 @@ from .events import Events
 from .group import Group
 from .header import Header, header_length
 from .island import Island
-from .replica import Replica
+from .replica import Replica, Spare
 from .row import Row
 from .table import Method
 from .transport import Key, Local, PeerLost, Transport
@@ -57,7 +57,7 @@ class Fleet:
         self.offload, self.clip = offload, clip
         self.steps = self.steps_begun = 0
         self.bytes_sent = self.wire_sent = self.wire_received = 0
-        self.events, self.clock = Events(), Clock()
+        self.events, self.clock, self.spare = Events(), Clock(), Spare()
         self.header_length = header_length(self.replicas[0].most_tensors)
         self.island = Island(self.replicas[0].island_mesh())
         self.loaded = self._opened = self._begun = False

@@ -38,6 +38,7 @@ class Group(Transport):
         self._site: Site | None = None
         self._nccl: Any = None
         self._back: Any = None
+        self._back_nccl: Any = None
         self._postings: deque[_Posting] = deque()
         self._next_post = 0.0
         self._two_shots: deque[_Underway] = deque()
@@ -67,6 +68,8 @@ class Group(Transport):
         firsts = [sum(self.hosted[:process]) for process in range(self.processes)]
         self.worker, self.workers = firsts[self.process], sum(self.hosted)
         self.parts = self.workers
+        if self.workers > 2:  # for second legs; opened here, since connecting waits for every peer
+            self._back = site.gloo("back")
         board = Board(site.store, self.process, firsts, self.workers, site.timeout)
         self._header_length = header_length
         size = header_length * max(self.hosted)
@@ -198,9 +201,15 @@ class Group(Transport):
         reduced = [order.reduce(part, [cut[i] for cut in cuts]) for i, part in enumerate(mine)]
         longest = max(order.second_sizes)
         padded = [torch.nn.functional.pad(part, (0, longest - part.numel())) for part in reduced]
-        if self._back is None:
-            self._back = self._site.gloo("back") if self._data_for(padded[0]) is self._data else self._site.nccl()
-        return self._gather(padded, self._back)
+        return self._gather(padded, self._back_for(padded[0]))
+
+    def _back_for(self, tensor: Tensor) -> Any:
+        """Second legs have a channel of their own: they come in another order than first legs."""
+        assert self._site is not None
+        if self._data_for(tensor) is self._data:
+            return self._back
+        self._back_nccl = self._back_nccl or self._site.nccl()
+        return self._back_nccl
 
     def broadcast(self, buffers: Sequence[Tensor], source: int) -> Tensor:
         root = next(p for p, parts in enumerate(self._owners()) if source in parts)

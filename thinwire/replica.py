@@ -237,20 +237,38 @@ def _moment(replica: Replica, name: str, state: str) -> Tensor | None:
     return value
 
 
+class Spare:
+    """One used buffer, the largest so far, for the next message of any row: host memory only.
+
+    Fresh memory costs a page fault every 4 kB; a GPU's allocator keeps it by itself.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+
+    def take(self, layout: Layout, device: torch.device) -> Tensor:
+        """Its gaps are zero; what lies between them is to be overwritten."""
+        buffer = self.buffer
+        if device.type != "cpu" or buffer is None or buffer.numel() < layout.total:
+            return layout.zeros(device)
+        self.buffer = None
+        buffer = buffer[: layout.total]
+        return buffer if layout.total == layout.values else buffer.zero_()
+
+    def give(self, buffer: Tensor) -> None:
+        if buffer.device.type == "cpu" and (self.buffer is None or self.buffer.numel() < buffer.numel()):
+            self.buffer = buffer
+
+
 class Live:
     """The live tensors of one row on one replica, read and written as one flat fp32 buffer."""
 
-    def __init__(self, view: View, replica: Replica, align: int) -> None:
+    def __init__(self, view: View, replica: Replica, align: int, spare: Spare | None = None) -> None:
         self.view, self.replica = view, replica
+        self.spare = spare or Spare()
         self.names = view.names(replica)
         self.layout = Layout(tuple(self._shape(name) for name in self.names), align)
         self.device = replica.device
-        self.spare: Tensor | None = None  # a buffer to write the next message into
-
-    def _blank(self) -> Tensor:
-        """A buffer whose gaps are zero: the spare one, whose values are then all overwritten, or a new one."""
-        buffer, self.spare = self.spare, None
-        return self.layout.zeros(self.device) if buffer is None else buffer
 
     def _shape(self, name: str) -> torch.Size:
         source = self.replica.statistics if self.view.kind == "buffers" else self.replica.trainable
@@ -268,7 +286,7 @@ class Live:
 
     def read(self) -> Tensor:
         """A new buffer with the present values; zeros where a tensor is absent."""
-        buffer = self._blank()
+        buffer = self.spare.take(self.layout, self.device)
         views, tensors = self.layout.views(buffer), self.tensors()
         for view in (view for view, tensor in zip(views, tensors, strict=True) if tensor is None):
             view.zero_()
@@ -279,7 +297,7 @@ class Live:
 
     def drift(self, anchor: Tensor) -> Tensor:
         """A new buffer with `anchor - x`, the anchor rounded as x is: no training is no drift."""
-        buffer = self._blank()
+        buffer = self.spare.take(self.layout, self.device)
         parts = zip(self.tensors(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
         for tensor, view, start in parts:
             if tensor is None:

@@ -102,7 +102,9 @@ class Row:
     def __init__(self, index: int, sync: Sync, replicas: Sequence[Replica], fleet: Fleet, offload: bool) -> None:
         self.index, self.sync, self.fleet = index, sync, fleet
         offload = offload and replicas[0].device.type == "cuda"
-        self.lanes = [Lane(Live(sync.view, replica, sync.codec.align), offload=offload) for replica in replicas]
+        self.lanes = [
+            Lane(Live(sync.view, replica, sync.codec.align, fleet.spare), offload=offload) for replica in replicas
+        ]
         self.layout: Layout = self.lanes[0].live.layout
         self.names = self.lanes[0].live.names
         self.flights: deque[Flight] = deque()
@@ -362,8 +364,7 @@ class Row:
             lane.landed = max(lane.landed, sent.weighed)
             if sent.sick:
                 self.fleet.cleanse(lane.live.replica, self)
-            if mean.device.type == "cpu":  # fresh memory costs a page fault every 4 kB; a GPU's allocator keeps it
-                lane.live.spare = mean
+            self.fleet.spare.give(mean)
         if self.sync.rule.equalises(self.scope):
             self.equal_at = self.fleet.steps_begun
 
