@@ -26,10 +26,10 @@ def desloc(every: int, moments: Moments = None, outer: Nesterov | None = None, d
 
     >>> print(desloc(every=256))
     desloc: 4 rows (what | when | how it is applied | how it is written)
-    params                               every 256   Average()    Float32()
-    moment(exp_avg or momentum_buffer)   every 768   Overwrite()  Float32()
-    moment(exp_avg_sq)                   every 1536  Overwrite()  Float32()
-    buffers                              every 256   Overwrite()  Statistics()
+    params                              every 256   Average()    Float32()
+    moment(exp_avg or momentum_buffer)  every 768   Overwrite()  Float32()
+    moment(exp_avg_sq)                  every 1536  Overwrite()  Float32()
+    buffers                             every 256   Overwrite()  Statistics()
     """
     rows = [Sync(moment(*states), when, Overwrite()) for states, when in _periods(every, moments, delay)]
     return table("desloc", Sync(params, Every(every, delay=delay), _rule(outer, delay)), *rows, every=every)

@@ -123,7 +123,7 @@ def construct(text: str) -> Any:
     """A codec or an outer step from its constructor call; nothing but the known names and literals is read.
 
     >>> construct("DCT(TopK(32), 64)")
-    DCT(inner=TopK(k=32, chunk=4096, values=Float32(), merge='senders'), chunk=64)
+    DCT(TopK(32, chunk=4096, values=Float32(), merge='senders'), chunk=64)
     """
     try:
         with as_user_error():
