@@ -1,0 +1,6 @@
+"""Elastic training on torchft: workers come and go."""
+
+from importlib.util import find_spec
+
+if find_spec("torchft") is None:
+    raise ModuleNotFoundError("torchft is not installed: pip install 'thinwire[elastic]'", name="torchft")
