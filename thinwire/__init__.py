@@ -1,5 +1,7 @@
 """thinwire trains one model on many machines that are joined by slow links."""
 
+from typing import TYPE_CHECKING, Any
+
 from .attach import attach
 from .codec import DCT, E3M0, BFloat16, Codec, Float32, Int8, Layout, TopK, TwoBit
 from .cost import Cost, cost
@@ -46,6 +48,19 @@ from .schedule import Every
 from .table import Method, Sync
 from .transport import Local, PeerLost, Transport
 
+if TYPE_CHECKING:
+    from .elastic import Elastic
+
+
+def __getattr__(name: str) -> Any:
+    """`Elastic` stands on an extra, torchft, which is loaded when it is first asked for."""
+    if name == "Elastic":
+        from .elastic import Elastic
+
+        return Elastic
+    raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+
+
 __all__ = [
     "ADOPT",
     "Average",
@@ -57,6 +72,7 @@ __all__ = [
     "Delayed",
     "E3M0",
     "Eager",
+    "Elastic",
     "Event",
     "Every",
     "Fleet",

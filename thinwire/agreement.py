@@ -31,6 +31,8 @@ class Agreement:
 
     def tensors(self) -> dict[str, Tensor]:
         shared = {} if self.finished else self._outer_copies()
+        if self.fleet.transport.elastic and not self.finished:  # nobody may be waited for outside of a round
+            return {name: shared[name] if name in shared else self.live[name].clone() for name in self.live}
         first = [name for name in self._names_with("first") if name not in shared]
         mean = [name for name in self.live if name not in shared and name not in first]
         agreed = {**shared, **self._first(first), **self._mean(mean)}

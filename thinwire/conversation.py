@@ -22,7 +22,7 @@ from .transport import Key, PeerLost
 
 SLOW = 10.0  # seconds of waiting after which somebody should know
 _TICK = datetime.timedelta(seconds=1)
-_KINDS = ("blank", "round", "consensus", "finish")
+_KINDS = ("blank", "round", "consensus", "finish", "vote")
 _PREFIX = 16  # bytes before the headers: kind, row, round, step
 
 
@@ -41,6 +41,7 @@ class Conversation:
         self.outstanding: deque[tuple[Any, list[Tensor]]] = deque()
         self.posts = self.heard = 0
         self.said: set[Key] = set()
+        self.gone: Callable[[], list[int]] | None = None  # who is known to be lost, where somebody else keeps watch
 
     def say(self, key: Key, headers: bytes, step: int) -> None:
         """Post without waiting."""
@@ -113,13 +114,16 @@ class Conversation:
                 return
             except RuntimeError as error:
                 waited = time.monotonic() - started
-                if work.is_completed() or self.board.somebody_failed() or waited > self.board.timeout:
+                if work.is_completed() or self._failed() or waited > self.board.timeout:
                     raise self.lost(key, error) from error
             if header:
                 self._refuse_the_done(key)
                 if not reported and waited > SLOW:
                     self._report_missing(key)
                     reported = True
+
+    def _failed(self) -> bool:
+        return bool(self.gone()) if self.gone else self.board.somebody_failed()
 
     def _report_missing(self, key: Key) -> None:
         late = [w for process in self.board.behind(self.heard + 1) for w in self.board.workers_of(process)]
@@ -128,10 +132,13 @@ class Conversation:
     def lost(self, key: Key, error: Exception) -> PeerLost:
         """Hold a roll call among those still alive, and name the others."""
         self._refuse_the_done(key)
-        gone = [w for process in self.board.roll_call() for w in self.board.workers_of(process)]
+        gone = self.gone() if self.gone else self._silent()
         who = f"{_names(gone)} not heard from" if gone else "the connection broke"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return PeerLost(f"{key}: {who} ({reason})", gone, key.row, key.round)
+
+    def _silent(self) -> list[int]:
+        return [w for process in self.board.roll_call() for w in self.board.workers_of(process)]
 
 
 def pack(key: Key, step: int) -> bytes:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import saving, start
+from . import joining, saving, start
 from .agreement import Agreement
 from .clock import Clock
 from .events import Events
@@ -21,7 +21,7 @@ from .island import Island
 from .replica import Replica, Spare
 from .row import Row
 from .table import Method
-from .transport import Key, Local, PeerLost, Transport
+from .transport import Key, Local, Newcomers, PeerLost, Transport
 
 
 class Fleet:
@@ -87,11 +87,25 @@ class Fleet:
         if not self._opened:
             self._opened = True
             self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
+            self.transport.host(_Newcomers(self))
             self.transport.open(len(self.replicas), self.header_length)
 
-    def _begin(self) -> None:
-        """Once, before the first step: the workers compare notes, start equal, and take their anchors."""
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Meet the others now; without this call it happens before the first step. Once; Collective.
+
+        In an elastic fleet that trains already, this worker takes over its state, and `steps` is the fleet's.
+        """
+        if not self._begun:
+            self._begin()
+
+    def _begin(self) -> bool:
+        """The workers compare notes, start equal, and take their anchors. Whether a running fleet's state was taken."""
         self._open()
+        if self.transport.elastic:
+            self.transport.renew(self.steps, ahead=False)
+            if not self.transport.beginning:
+                return self._join_in()
         start.compare_settings(self)
         start.equalise(self)
         if self.loaded:
@@ -100,6 +114,16 @@ class Fleet:
             for row in self.rows:
                 row.begin()
         self._begun = True
+        return False
+
+    def _join_in(self) -> bool:
+        """The others are in the middle of a step, at the rounds that this worker is to take part in."""
+        self._begun = True
+        if self._gradient_rows():
+            self.steps_begun = self.steps
+        else:
+            self._tick(self._other_rows())
+        return True
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -119,10 +143,12 @@ class Fleet:
         """Once a step, before the first optimizer: gradient rows meet, and are clipped."""
         if self.steps_begun > self.steps:
             return
-        if not self._begun:
-            self._begin()
+        joined = not self._begun and self._begin()
         self.steps_begun = self.steps + 1
-        for row in self._gradient_rows():
+        rows = self._gradient_rows()
+        if self._renew(rows) or joined:
+            self._drop_gradients()  # of parameters that have been replaced since
+        for row in rows:
             row.weigh()
             row.tick()
         if self.clip is not None:
@@ -133,13 +159,39 @@ class Fleet:
     def after_step(self) -> None:
         """Once a step, after the last optimizer: all other rows tick."""
         self.steps = self.steps_begun
-        for row in self.rows:
-            if row.sync.view.kind != "grads":
-                row.weigh()
-                row.tick()
+        rows = self._other_rows()
+        for row in rows:
+            row.weigh()
+        if not self._gradient_rows():  # where gradients meet, membership has been settled before the step
+            self._renew(rows)
+        self._tick(rows)
+
+    def _tick(self, rows: list[Row]) -> None:
+        due = any(row.due() for row in rows)
+        for row in rows:
+            row.tick()
+        if due:
+            self.transport.look_ahead()
+
+    def _renew(self, rows: list[Row]) -> bool:
+        """Where workers come and go: before new rounds, land the old ones and see who is there."""
+        due = [row for row in rows if row.due()]
+        if not self.transport.elastic or not due:
+            return False
+        for row in rows:
+            row.land_due()
+        return self.transport.renew(self.steps_begun, ahead=all(row.sync.every.delay > 0 for row in due))
+
+    def _drop_gradients(self) -> None:
+        for replica in self.replicas:
+            for parameter in replica.trainable.values():
+                parameter.grad = None
 
     def _gradient_rows(self) -> list[Row]:
         return [row for row in self.rows if row.sync.view.kind == "grads"]
+
+    def _other_rows(self) -> list[Row]:
+        return [row for row in self.rows if row.sync.view.kind != "grads"]
 
     def zero_grad(self) -> None:
         for replica in self.replicas:
@@ -216,6 +268,20 @@ class Fleet:
     @torch.no_grad()
     def finish(self) -> None:
         """End of training: land what is in flight, settle, and put the plain mean of the parameters into the model."""
+        attempt = 1
+        while True:
+            try:
+                return self._finish(attempt)
+            except PeerLost:
+                if not self.transport.elastic:
+                    raise
+                attempt += 1
+
+    def _finish(self, attempt: int) -> None:
+        if self.transport.elastic:
+            self.begin()
+            self.drain()
+            self.transport.renew(self.steps + attempt, ahead=False)
         self._meet("finish")
         self.drain()
         for row in self.rows:
@@ -272,6 +338,28 @@ class Fleet:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; load the model and the optimizer first."""
         saving.load(self, state)
+
+
+class _Newcomers(Newcomers):
+    """The engine's side of a change of membership."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    @torch.no_grad()
+    def drain(self) -> None:
+        self.fleet.drain()
+
+    @torch.no_grad()
+    def save(self) -> dict[str, Any]:
+        return joining.save(self.fleet)
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        joining.load(self.fleet, state)
+
+    def facts(self) -> dict[str, Any]:
+        return start.facts(self.fleet)
 
 
 def _finite_state(replica: Replica, name: str) -> bool:

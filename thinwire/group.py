@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class Group(Transport):
         self._back_nccl: Any = None
         self._postings: deque[_Posting] = deque()
         self._next_post = 0.0
+        self._works: list[Any] = []  # all that may still be under way
         self._two_shots: deque[_Underway] = deque()
 
     @classmethod
@@ -120,6 +122,23 @@ class Group(Transport):
 
     def leave(self, why: str) -> None:
         self._conversation.leave(why)
+
+    def watch(self, gone: Callable[[], list[int]]) -> None:
+        """Have somebody else say which workers are gone, while this one waits for them."""
+        self._conversation.gone = gone
+
+    def wait_up_to(self, seconds: float) -> None:
+        """How long a collective may take from now on."""
+        for channel in (self._control, self._data, self._back):
+            if channel is not None:
+                channel.set_timeout(datetime.timedelta(seconds=seconds))
+        self._conversation.board.timeout = seconds
+
+    def idle(self) -> bool:
+        """Whether every collective has ended, well or badly: only then may the connections be closed."""
+        headers = [work for work, _ in self._conversation.outstanding]
+        self._works = [work for work in [*self._works, *headers] if not work.is_completed()]
+        return not self._works
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -254,7 +273,9 @@ class Group(Transport):
                     return
                 time.sleep(ahead)
             posting = self._postings.popleft()
-            posting.works.append(posting.post())
+            work = posting.post()
+            posting.works.append(work)
+            self._works = [*(w for w in self._works if not w.is_completed()), work]
             if self.rate is not None:
                 self._next_post = max(self._next_post, time.monotonic()) + posting.sent / self.rate
 

@@ -138,6 +138,10 @@ class Row:
         for lane in self.lanes:
             lane.weighed += lane.live.replica.weight
 
+    def due(self) -> bool:
+        """Whether a round is to be launched now."""
+        return bool(self.names) and self.launched < self.sync.every.rounds_due(self.fleet.steps_begun)
+
     def tick(self) -> None:
         """Land what is due, then launch what is due; without a delay, land that too."""
         if not self.names:
@@ -287,8 +291,9 @@ class Row:
             flight.lost = error
         now = time.monotonic()
         self.fleet.clock.round_ended(flight.started, flight.arrived, begun, now)
-        if not self.fleet.island.all(flight.lost is None) and flight.lost is None:
-            flight.lost = PeerLost(f"row {self.index}, round {flight.number}: lost by another shard of this worker")
+        complete = self.fleet.island.all(flight.lost is None)
+        if not flight.exchange.confirm(complete) and flight.lost is None:
+            flight.lost = PeerLost(f"row {self.index}, round {flight.number}: somebody else has no answer")
         flight.exchange = None
 
     def _answer(self, exchange: Exchange) -> Answer:

@@ -42,7 +42,8 @@ def _prepare(fleet: Fleet) -> None:
 
 def _key(fleet: Fleet, lane: int) -> str:
     shard = f".shard{fleet.island.shard}" if fleet.island.shard is not None else ""
-    return f"worker{fleet.worker + lane}{shard}"
+    number = 0 if fleet.transport.elastic else fleet.worker + lane  # there numbers change with those who take part
+    return f"worker{number}{shard}"
 
 
 def _save_worker(fleet: Fleet, lane: int) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def _check(fleet: Fleet, saved: dict[str, Any]) -> None:
             "Build the fleet with that method, load, then fleet.switch(new method)"
         )
     missing = [key for key in (_key(fleet, i) for i in range(len(fleet.replicas))) if key not in saved]
-    if saved["workers"] != fleet.workers or missing:
+    if (saved["workers"] != fleet.workers and not fleet.transport.elastic) or missing:
         lacking = f" and holds no {missing[0]}" if missing else ""
         raise ValueError(
             f"the state was saved by {saved['workers']} workers{lacking}; this fleet has {fleet.workers}. "

@@ -71,17 +71,24 @@ class Exchange(ABC):
     def result(self) -> Tensor | list[Tensor]:
         """The answer, waited for."""
 
+    def confirm(self, complete: bool) -> bool:
+        """Whether the round may be applied; `complete` says whether this worker has its answer."""
+        return complete
+
 
 class Transport(ABC):
     """Joins the replicas of all processes into one world, in rank order.
 
     `survives`: a lost round is an event, and training goes on; otherwise `PeerLost` reaches the user.
+    `elastic`: workers come and go, so `renew` is called before rounds, and nobody may wait for all outside of them.
     """
 
     survives: bool = False
+    elastic: bool = False
     worker: int = 0  # the first replica hosted here
     workers: int = 1
     parts: int = 1  # into how many parts a two-shot message is cut
+    beginning: bool = True  # whether all workers are at their start
     notify: Callable[[str, Sequence[int], str], None] = staticmethod(lambda kind, workers, text: None)
 
     @abstractmethod
@@ -111,6 +118,41 @@ class Transport(ABC):
     def leave(self, why: str) -> None:
         """Tell the others that this worker is done."""
         return None
+
+    def host(self, newcomers: Newcomers) -> None:
+        """Learn what to hand to a worker who joins."""
+        return None
+
+    def renew(self, step: int, ahead: bool) -> bool:
+        """Before the rounds of a step: let in who came, give up who left. Whether this worker took another's state.
+
+        `ahead`: nothing due now must land at once, so those who are late may still come until the next time.
+        """
+        return False
+
+    def look_ahead(self) -> None:
+        """After the rounds of a step: begin to ask who will take part in the next ones."""
+        return None
+
+
+class Newcomers(ABC):
+    """What an elastic transport asks of the engine when the membership changes."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Land all that is in flight: a newcomer cannot take part in it."""
+
+    @abstractmethod
+    def save(self) -> dict[str, Any]:
+        """All that a newcomer needs."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over another worker's state."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What must be the same on all workers."""
 
 
 class Local(Transport):

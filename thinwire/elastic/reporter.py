@@ -108,6 +108,7 @@ class Reporter:
         self._host, self._port, self._secret = host, port, secret
         self._lock, self._end = threading.Lock(), threading.Event()
         self._ages: dict[str, float] = {}
+        self._peers: dict[str, dict[str, Any]] = {}
         self._answered, self._lost = -PATIENCE, False
         self.disagreement: str | None = None
         self._line = self._first_contact(coordinator)
@@ -134,6 +135,11 @@ class Reporter:
         with self._lock:
             ages = dict(self._ages) if self.reachable else {}
         return {worker for worker, age in ages.items() if age >= seconds}
+
+    def said(self, worker: str, fact: str) -> Any:
+        """What another worker has said of itself last ("step", "quorum" or "waiting"), as far as is known."""
+        with self._lock:
+            return self._peers.get(worker, {}).get(fact)
 
     @property
     def reachable(self) -> bool:
@@ -167,6 +173,7 @@ class Reporter:
         ages = {str(worker): float(said["age"]) for worker, said in dict(answer["workers"]).items()}
         with self._lock:
             self._ages, self._answered, self._lost = ages, time.monotonic(), False
+            self._peers = dict(answer["workers"])
         if self._settings is not None and answer["settings"] != self._settings:
             self._tell_again(line)
 

@@ -27,6 +27,8 @@ FACTS: dict[str, tuple[type, ...]] = {
     "bytes_sent": (int,),
     "loss": (*NUMBER, str, type(None)),
     "settings_hash": (str, type(None)),
+    "quorum": (int,),  # the number of the quorum it works in; negative once that is broken
+    "waiting": (int,),  # the step at whose rounds it waits for the others; -1 while it trains
 }
 
 
@@ -68,6 +70,10 @@ class Report:
     @property
     def step(self) -> int:
         return int(self.facts.get("step", 0))
+
+    @property
+    def place(self) -> dict[str, int]:
+        return {name: int(self.facts[name]) for name in ("quorum", "waiting") if name in self.facts}
 
 
 class Roster:
@@ -135,7 +141,7 @@ class Roster:
         """What a worker needs to know of the others."""
         now = time.monotonic()
         with self._lock:
-            return {w: {"age": round(now - r.heard, 3), "step": r.step} for w, r in self._reports.items()}
+            return {w: {"age": round(now - r.heard, 3), "step": r.step, **r.place} for w, r in self._reports.items()}
 
     def status(self) -> list[dict[str, Any]]:
         """Every known worker with all that it said, oldest report last."""

@@ -1,0 +1,136 @@
+"""One elastic worker in a process of its own, for the chaos tests: trains a small model and tells what happens.
+
+    python -m tests.elastic.member COORDINATOR METHOD STEPS [--seconds 0.02] [--name a] [--stop-at exchange:3] ...
+
+Every line on standard output is JSON. `--stop-at PLACE:N` kills this process (kill -9) at a place in the N-th round:
+"exchange" (after it was launched), "vote" (before the vote), "commit" (after the vote, before it is applied).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+import thinwire as tw
+from thinwire.elastic.epoch import Committing
+
+METHODS = {
+    "diloco": lambda: tw.diloco(every=4),
+    "desloc": lambda: tw.desloc(every=4),
+    "eager": lambda: tw.eager_diloco(every=4),
+    "streaming": lambda: tw.streaming_diloco(every=4, fragments=[["0.*"], ["2.*"]], codec=tw.E3M0()),
+    "consensus": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=4, variant="consensus"),
+    "mean": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=4, variant="mean"),
+    "paper": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=4, variant="paper"),
+    "sparseloco": lambda: tw.sparseloco(every=4, chunk=64, topk=8),
+    "ddp": lambda: tw.ddp(),
+}
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    joined = b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+def die_at(place: str, number: int) -> None:
+    """Have this process killed at that place of its N-th round."""
+    seen = {"exchange": 0, "vote": 0, "commit": 0}
+
+    def reached(where: str) -> None:
+        seen[where] += 1
+        if where == place and seen[where] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    confirm, init = Committing.confirm, Committing.__init__
+
+    def counted_init(self: Any, *args: Any) -> None:
+        init(self, *args)
+        reached("exchange")
+
+    def counted_confirm(self: Any, complete: bool) -> bool:
+        reached("vote")
+        agreed = confirm(self, complete)
+        reached("commit")
+        return agreed
+
+    Committing.__init__, Committing.confirm = counted_init, counted_confirm  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("coordinator")
+    parser.add_argument("method")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--seconds", type=float, default=0.02)
+    parser.add_argument("--name", default="w")
+    parser.add_argument("--min-workers", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stop-at", default="")
+    parser.add_argument("--width", type=int, default=16)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.stop_at:
+        place, _, number = arguments.stop_at.partition(":")
+        die_at(place, int(number))
+    train(arguments)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    torch.manual_seed(arguments.seed)  # workers need not start equal
+    width = arguments.width
+    model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
+    inner = torch.optim.SGD if arguments.method == "demo" else torch.optim.AdamW
+    optimizer = inner(model.parameters(), lr=1e-2)
+    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.min_workers)
+    transport.settings = {"steps": arguments.steps}
+    fleet = tw.attach(model, optimizer, METHODS[arguments.method](), transport)
+    fleet.begin()
+    tell(kind="begun", id=transport.id, step=fleet.steps, workers=fleet.workers, slot=transport.slot)
+    noted = 0
+    while fleet.steps < arguments.steps:
+        loss = one_step(model, optimizer, fleet.steps, transport.slot)
+        time.sleep(arguments.seconds)
+        fresh = list(fleet.events)[noted:]
+        noted = len(fleet.events)
+        tell(
+            kind="step",
+            step=fleet.steps,
+            loss=loss,
+            params=digest(list(model.parameters())),
+            outer=digest([v for row in fleet.rows for v in row.lanes[0].state.values() if v is not None]),
+            workers=fleet.workers,
+            committed=transport.committed,
+            lost=transport.lost,
+            events=[f"{event.kind}: {event.text}" for event in fresh],
+        )
+    fleet.finish()
+    tell(kind="finished", step=fleet.steps, params=digest(list(model.parameters())), workers=fleet.workers,
+         committed=transport.committed, alone=transport.alone_rounds)  # fmt: skip
+    transport.leave("finished")
+    os._exit(0)
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, slot: int) -> float:
+    generator = torch.Generator().manual_seed(1000 * slot + step)
+    inputs = torch.randn(32, 8, generator=generator)
+    loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+if __name__ == "__main__":
+    main()

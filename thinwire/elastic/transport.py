@@ -1,0 +1,367 @@
+"""The transport whose workers come and go: torchft says who takes part, thinwire carries the rounds.
+
+Membership changes only between rounds. Before its rounds every worker asks torchft's Manager for a quorum; those who
+answer together form an epoch with connections of their own. A round counts when every member has its answer (the
+vote). Who misses a vote, and cannot know whether the others went on, is behind: torchft sees that by its number and
+heals it, as it heals a newcomer, from one who is ahead.
+"""
+
+from __future__ import annotations
+
+import secrets as random_words
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torchft.manager import Manager
+from torchft.process_group import ProcessGroup
+
+from ..site import own_address
+from ..transport import Exchange, Key, Newcomers, Order, PeerLost, Transport
+from . import address as addresses
+from . import secret as secrets
+from .epoch import Committing, Epoch, Introduction, check_facts, connect
+from .healing import Healing
+from .reporter import Reporter
+
+SLOW = 10.0  # seconds of waiting after which somebody should know
+PATIENCE = timedelta(hours=1)  # for a quorum: the others may be far from their next round
+HEALING = timedelta(minutes=10)
+VOTES = 1024  # more than the rounds of one step: a position is step * VOTES + the votes of that step
+
+
+class Elastic(Transport):
+    """Joins whoever is at the coordinator (`thinwire coordinator`), at any time, and goes on without those who leave.
+
+    `min_workers`: with fewer it waits. `address` is this machine's, found by itself when not given; beyond loopback a
+    `secret_file` is needed, the same on every machine.
+
+    >>> from thinwire.elastic.coordinator import Coordinator
+    >>> import torch, thinwire as tw
+    >>> coordinator = Coordinator(port=29730)
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+    >>> fleet = tw.attach(model, optimizer, tw.diloco(every=2), tw.Elastic("127.0.0.1:29730"))
+    >>> for _ in range(2):
+    ...     model(torch.ones(1, 2)).sum().backward()
+    ...     optimizer.step()
+    >>> fleet.workers, fleet.events.counts["alone"]
+    (1, 1)
+    >>> fleet.transport.leave("done"), coordinator.close()
+    (None, None)
+    """
+
+    survives = elastic = True
+
+    def __init__(
+        self,
+        coordinator: str,
+        name: str | None = None,
+        min_workers: int = 1,
+        secret_file: str | Path | None = None,
+        address: str | None = None,
+    ) -> None:
+        self.coordinator, self.min_workers, self.address = coordinator, min_workers, address
+        self.secret = secrets.read(Path(secret_file)) if secret_file else None
+        self.id = f"{name or socket.gethostname()}-{random_words.token_hex(2)}"
+        self.settings: dict[str, Any] = {}  # what else must agree, beside the engine's facts
+        self.committed = self.lost = self.alone_rounds = 0
+        self.epoch: Epoch | None = None
+        self._pending: Epoch | None = None
+        self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+        self._slot: int | None = None
+        self._begun = self._failed = self._healed = self._ahead = self._closed = False
+        self._step = self._votes = 0
+        self._behind: int | None = None  # the last position that is certain, once a vote was missed
+        self._renewed_at: int | None = None
+        self._asking: threading.Thread | None = None
+        self._trouble: Exception | None = None
+        self._at_round, self._staging = threading.Event(), threading.Event()
+
+    # -- set-up --------------------------------------------------------------------------------------------------------
+
+    def carry(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
+        """Hand more to newcomers: what `save` returns here (tensors, numbers, text, lists, dicts), `load` takes there."""
+        self._extras[name] = (save, load)
+
+    def host(self, newcomers: Newcomers) -> None:
+        self.newcomers = newcomers
+
+    def open(self, hosted: int, header_length: int) -> None:
+        if hosted != 1:
+            raise ValueError(f"an elastic worker hosts one replica, not {hosted}: start one process for each")
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError("an elastic worker is one process: join several with tw.Group.connect instead")
+        self._header_length = header_length
+        host, _ = addresses.split(self.coordinator)
+        self.address = self.address or own_address(host)
+        self._healing = Healing(self.secret, self.address)
+        self.reporter = Reporter(self.coordinator, self.id, self.secret)
+        self.reporter.agree(self.settings | {"method": self.newcomers.facts()["method"]})
+        self._manager = self._make_manager()
+
+    def _make_manager(self) -> Manager:
+        assert self.address is not None
+        self._store = dist.TCPStore(self.address, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        return Manager(
+            pg=_Connections(self._connect),
+            load_state_dict=self._take,
+            state_dict=self._give,
+            min_replica_size=1,
+            use_async_quorum=False,
+            init_sync=False,  # the engine makes a fresh start equal, and donors are those who have trained
+            timeout=HEALING,
+            quorum_timeout=PATIENCE,
+            connect_timeout=timedelta(seconds=10),
+            rank=0,
+            world_size=1,
+            store_addr=self.address,
+            store_port=self._store.port,
+            lighthouse_addr=f"http://{self.coordinator}",
+            replica_id=self.id,
+            hostname=self.address,
+            checkpoint_transport=self._healing,
+        )
+
+    @property
+    def slot(self) -> int:
+        """The share of the data that is this worker's, held by no other: a small number."""
+        return self._slot or 0
+
+
+    # -- who takes part ------------------------------------------------------------------------------------------------
+
+    def renew(self, step: int, ahead: bool) -> bool:
+        if step == self._renewed_at:
+            return False
+        self._healed, self._ahead = False, ahead
+        self._step, self._votes = step, self._votes if step == self._step else 0
+        self.reporter.say(waiting=step, step=step)
+        if self._asking is None:
+            self._ask()
+        self._hear()
+        while self.epoch is None or self.epoch.broken or len(self.epoch.members) < self.min_workers:
+            self._wait_for_more()
+            self._ask()
+            self._hear()
+        self._begun, self._behind = True, None
+        self._renewed_at = self._renewed_at if self._healed else step
+        self.reporter.say(waiting=-1)
+        return self._healed
+
+    def look_ahead(self) -> None:
+        """With overlap the next quorum is asked for in advance: nobody waits for it unless somebody is a round late."""
+        if self._ahead and self._asking is None and self.epoch is not None and not self.epoch.broken:
+            self._ask()
+
+    def _wait_for_more(self) -> None:
+        if self.epoch is not None and not self.epoch.broken:
+            here = len(self.epoch.members)
+            self.notify("waiting", (), f"{here} of at least {self.min_workers} workers are here: waiting for more")
+            self._failed = True  # asks for connections anew, whoever comes
+            time.sleep(1)
+
+    def _ask(self) -> None:
+        """Ask for a quorum, in a thread: it is formed when all live workers have come to their rounds."""
+        position = self._behind if self._behind is not None else self._step * VOTES + self._votes
+        self._manager.load_state_dict({"step": position, "batches_committed": self.committed})
+        if self._failed:
+            self._manager.report_error(PeerLost("a worker of the last quorum was lost"))
+            self._manager.should_commit()  # votes no: torchft then has everybody connect anew
+        self._failed, self._trouble = False, None
+        self._at_round.clear()
+        self._staging.clear()
+        self._asking = threading.Thread(target=self._quorum, name="thinwire quorum", daemon=True)
+        self._asking.start()
+
+    def _quorum(self) -> None:
+        said = False
+        while self._trouble is None and not self._closed:
+            try:
+                self._manager.start_quorum()
+                return
+            except Exception as error:  # torchft raises several kinds when the coordinator is away
+                if not said and self._trouble is None:
+                    self.notify("coordinator", (), f"no quorum from {self.coordinator}: {_line(error)}; trying on")
+                said = True
+                time.sleep(1)
+
+    def _hear(self) -> None:
+        """Wait for the quorum that was asked for, and take it."""
+        assert self._asking is not None
+        self._wait(lambda: self._staging.is_set() or not self._asking_on())
+        if self._pending is not None and self.epoch is not None:
+            self.newcomers.drain()
+        self._at_round.set()
+        self._wait(lambda: not self._asking_on())
+        self._asking = None
+        if self._trouble is not None:
+            self.leave("refused")
+            raise self._trouble
+        self._failed = self._manager.errored() is not None
+        if self._pending is not None:
+            self._adopt(self._pending)
+        if self._failed and self.epoch is not None:
+            self.epoch.broken = True
+
+    def _asking_on(self) -> bool:
+        return self._asking is not None and self._asking.is_alive()
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        started, said = time.monotonic(), False
+        while not ready():
+            time.sleep(0.005)
+            if not said and time.monotonic() - started > SLOW:
+                said = True
+                away = "" if self.reporter.reachable else f", and the coordinator {self.coordinator} does not answer"
+                self.notify("slow", (), f"step {self._step}: over {SLOW:.0f} s without a quorum{away}")
+
+    def _connect(self, number: int, place: tuple[str, int, int]) -> None:
+        """Called by torchft, in a thread, when the membership has changed or connections must be made anew."""
+        facts = self.newcomers.facts()
+        me = Introduction(self.id, self._slot, self._begun, facts)
+        assert self.address is not None
+        try:
+            epoch = connect(number, place, self.address, lambda t: t.open(1, self._header_length), me)
+            check_facts(me, epoch.members)
+        except ValueError as error:
+            self._trouble = error
+            raise
+        self._pending = epoch
+
+    def _adopt(self, epoch: Epoch) -> None:
+        before, self.epoch, self._pending = self.epoch, epoch, None
+        if before is not None:
+            before.retire()
+            self._tell_changes(before.ids, epoch.ids)
+        self.worker, self.workers, self.parts = epoch.transport.worker, epoch.transport.workers, epoch.transport.parts
+        self._slot = epoch.members[epoch.ids.index(self.id)].slot
+        self.beginning = epoch.beginning
+        epoch.transport.notify = self.notify
+        if hasattr(epoch.transport, "watch"):
+            epoch.transport.watch(lambda: self._gone(epoch))
+        self.reporter.say(quorum=epoch.number, taking_part=epoch.ids, alone=epoch.alone)
+
+    def _tell_changes(self, before: Sequence[str], now: Sequence[str]) -> None:
+        came, left = sorted({*now} - {*before}), sorted({*before} - {*now})
+        texts = [f"{', '.join(came)} joined"] * bool(came) + [f"{', '.join(left)} left"] * bool(left)
+        if texts:
+            self.notify("members", (), f"{'; '.join(texts)}: {len(now)} workers")
+
+    def _gone(self, epoch: Epoch) -> list[int]:
+        """Members that are silent, or have given this epoch up."""
+        silent = self.reporter.silent()
+        return [rank for rank, id in enumerate(epoch.ids) if id != self.id and (id in silent or self._left(id, epoch))]
+
+    def _left(self, id: str, epoch: Epoch) -> bool:
+        quorum = self.reporter.said(id, "quorum")
+        return quorum is not None and (quorum == -epoch.number or abs(quorum) > epoch.number)
+
+    # -- healing -------------------------------------------------------------------------------------------------------
+
+    def _give(self) -> dict[str, Any]:
+        """A newcomer needs our state: torchft asks in its thread, and waits until we are between two rounds."""
+        self._staging.set()
+        self._at_round.wait()
+        extras = {name: save() for name, (save, _) in self._extras.items()}
+        return {"engine": self.newcomers.save(), "extras": extras, "renewed_at": self._step}
+
+    def _take(self, state: dict[str, Any]) -> None:
+        try:
+            self.newcomers.load(state["engine"])
+            for name, (_, load) in self._extras.items():
+                load(state["extras"][name])
+        except Exception as error:
+            self._trouble = error
+            raise
+        self._healed, self._renewed_at = True, state["renewed_at"]
+        self._step, self._votes = state["renewed_at"], 0
+        self.notify("healed", (), f"took over the fleet's state at step {state['engine']['steps']}")
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def exchange(self, order: Order) -> Exchange:
+        assert self.epoch is not None, "renew comes before any round"
+        epoch = self.epoch
+        return Committing(epoch, order, self._header_length, lambda agreed, certain: self._voted(epoch, agreed, certain))
+
+    def _voted(self, epoch: Epoch, agreed: bool, certain: bool) -> None:
+        """Count a round; who is not certain falls behind, and lets itself be healed if others went on."""
+        if agreed and self._manager.should_commit():
+            self._votes += 1
+            self.committed += 1
+            self._count_alone(epoch)
+        else:
+            self.lost += 1
+        if not certain and self._behind is None:
+            self._behind = self._step * VOTES + self._votes
+        if epoch.broken:
+            self._failed = True
+            self.reporter.say(quorum=-epoch.number)
+        self.reporter.say(committed=self.committed, lost=self.lost)
+
+    def _count_alone(self, epoch: Epoch) -> None:
+        if epoch.alone:
+            self.alone_rounds += 1
+            self.notify("alone", (), f"step {self._step}: this round was made alone")
+            self.reporter.say(alone_rounds=self.alone_rounds)
+
+    def _among(self, call: Callable[[Transport], Any]) -> Any:
+        epoch = self.epoch
+        assert epoch is not None
+        return epoch.attempt(lambda: call(epoch.transport))
+
+    def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
+        return self._among(lambda transport: transport.talk(blobs))
+
+    def meet(self, key: Key, headers: list[bytes], on_ahead: Callable[[Key], None]) -> list[bytes]:
+        return self._among(lambda transport: transport.meet(key, headers, on_ahead))
+
+    def broadcast(self, buffers: Sequence[Tensor], source: int) -> Tensor:
+        return self._among(lambda transport: transport.broadcast(buffers, source))
+
+    def add(self, buffers: Sequence[Tensor]) -> Tensor:
+        return self._among(lambda transport: transport.add(buffers))
+
+    def leave(self, why: str) -> None:
+        self._closed = True
+        self._at_round.set()
+        self.reporter.close()
+        self._manager.shutdown(wait=False)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+class _Connections(ProcessGroup):
+    """What torchft reconfigures: it only passes the place of a new quorum on."""
+
+    def __init__(self, connect: Callable[[int, tuple[str, int, int]], None]) -> None:
+        super().__init__(0, 1)
+        self._connect = connect
+
+    def configure(
+        self,
+        store_addr: str,
+        replica_id: str,
+        rank: int,
+        world_size: int,
+        quorum_id: int | None = None,
+        group_rank: int | None = None,
+        group_world_size: int | None = None,
+        global_ranks: list[int] | None = None,
+    ) -> None:
+        self._connect(quorum_id or 0, (store_addr, rank, world_size))
+
+    def errored(self) -> Exception | None:
+        return None
+
+    def getBackendName(self) -> str:
+        return "thinwire"

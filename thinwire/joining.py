@@ -1,0 +1,90 @@
+"""What a worker hands to one who joins: parameters, every moment, outer state and the step. Plain tensors and numbers.
+
+What a worker still owes the others (error feedback, lost messages) is its own: a newcomer starts with none of it, or
+it would be sent twice. A newcomer's weight is zero until it has taken steps of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .replica import Replica
+from .row import Lane, Row
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+
+def save(fleet: Fleet) -> dict[str, Any]:
+    """The state of a fleet with nothing in flight."""
+    replica = fleet.replicas[0]
+    return {
+        "steps": fleet.steps,
+        "steps_begun": fleet.steps_begun,
+        "tensors": {name: tensor.detach() for name, tensor in _moving(replica).items()},
+        "optimizer": {name: _optimizer_state(replica, name) for name in replica.trainable},
+        "rows": [_save_row(row) for row in fleet.rows],
+    }
+
+
+def load(fleet: Fleet, saved: dict[str, Any]) -> None:
+    """Take over what `save` gave on another worker."""
+    replica = fleet.replicas[0]
+    moving = _moving(replica)
+    with torch.no_grad():
+        for name, tensor in saved["tensors"].items():
+            moving[name].copy_(tensor)
+    for name, state in saved["optimizer"].items():
+        _load_optimizer(replica, name, state)
+    for row, kept in zip(fleet.rows, saved["rows"], strict=True):
+        _load_row(row, kept)
+    fleet.steps, fleet.steps_begun = saved["steps"], saved["steps_begun"]
+    fleet.loaded = True
+
+
+def _moving(replica: Replica) -> dict[str, Tensor]:
+    return {**replica.trainable, **replica.statistics}
+
+
+def _optimizer_state(replica: Replica, name: str) -> dict[str, Any]:
+    """Each value with whether it lies beside the parameter: optimizers keep some counters on the host."""
+    found, parameter = replica.group_of(name), replica.trainable[name]
+    state = found[0].state.get(parameter, {}) if found else {}
+    return {key: [value, isinstance(value, Tensor) and value.device == parameter.device] for key, value in state.items()}
+
+
+def _load_optimizer(replica: Replica, name: str, state: dict[str, Any]) -> None:
+    found, parameter = replica.group_of(name), replica.trainable[name]
+    if found is None:
+        return
+    mine = found[0].state[parameter]
+    mine.clear()
+    for key, (value, beside) in state.items():
+        mine[key] = value.to(parameter.device if beside else "cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _save_row(row: Row) -> dict[str, Any]:
+    counters = {name: getattr(row, name) for name in ("launched", "landed", "equal_at", "weighed_from")}
+    state = {name: None if name == "backlog" else value for name, value in row.lanes[0].state.items()}
+    return {**counters, "state": state}
+
+
+def _load_row(row: Row, saved: dict[str, Any]) -> None:
+    for name in ("launched", "landed", "equal_at", "weighed_from"):
+        setattr(row, name, saved[name])
+    row.flights.clear()
+    lane = row.lanes[0]
+    state: dict[str, Tensor | None] = {
+        name: value if value is None else value.to(lane.live.device, copy=True) for name, value in saved["state"].items()
+    }
+    if "residual" in state:
+        state["residual"] = row.layout.zeros(lane.live.device)
+    lane.state = _placed(lane, state)
+    lane.landed, lane.unwell = lane.weighed, False
+
+
+def _placed(lane: Lane, state: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    return {name: lane._put_back(name, value) for name, value in state.items()} if lane.offload else state
