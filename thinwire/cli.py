@@ -1,4 +1,4 @@
-"""The command line: `thinwire train`, `compare`, `check`, `report` and `plan`."""
+"""The command line: `thinwire train`, `compare`, `check`, `coordinator`, `report` and `plan`."""
 
 from __future__ import annotations
 
@@ -150,6 +150,29 @@ def check(
 
 
 @app.command()
+def coordinator(
+    bind: Annotated[
+        str, typer.Option("--bind", metavar="ADDRESS", help="Where to listen; beyond loopback a secret is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65534, metavar="P", help="The lighthouse's; the page is at P + 1.")
+    ] = 29510,
+    min_workers: Annotated[int, typer.Option("--min-workers", min=1, help="With fewer, training waits.")] = 1,
+    round_deadline: Annotated[
+        str | None,
+        typer.Option("--round-deadline", metavar="TIME", help="A round takes those that arrive in time: 30s, 2min."),
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option("--secret-file", metavar="FILE", help="The shared secret; made if it is not there.")
+    ] = None,
+) -> None:
+    """Bring workers together that come and go, and show who is live, who takes part and what was committed."""
+    from thinwire.elastic.command import coordinator as start
+
+    start(bind, port, min_workers, round_deadline, secret_file)
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run or of a comparison.")],
 ) -> None:
@@ -176,6 +199,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name in EXTRA:
             sys.exit(_complain(f"{error.name} is not installed: pip install 'thinwire[train]'", 1))
+        if error.name == "torchft":
+            sys.exit(_complain(str(error), 1))
         raise
     sys.exit(status if isinstance(status, int) else 0)
 

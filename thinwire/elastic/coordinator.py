@@ -47,7 +47,7 @@ class Coordinator:
         host = addresses.advertised(bind)
         self.address, self.page = addresses.join(host, port), f"http://{addresses.join(host, port + 1)}/"
         self._secret, self._guard, self._roster = secret, Guard(secret), Roster(heartbeat_timeout)
-        self._facts = {"min_workers": min_workers, "round_deadline": round_deadline, "started": time.time()}
+        self._facts, self._started = {"min_workers": min_workers, "round_deadline": round_deadline}, time.monotonic()
         self._door = Door("coordinator", bind, port + 1, self._welcome)
         try:
             self._lighthouse = LighthouseServer(
@@ -127,7 +127,8 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """What the page shows."""
-        return {"coordinator": self._facts, "workers": self._roster.status(), "settings": self._roster.settings}
+        about = self._facts | {"up": round(time.monotonic() - self._started, 1)}
+        return {"coordinator": about, "workers": self._roster.status(), "settings": self._roster.settings}
 
 
 JSON = "application/json"
