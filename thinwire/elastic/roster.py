@@ -144,8 +144,9 @@ class Roster:
             return {w: {"age": round(now - r.heard, 3), "step": r.step, **r.place} for w, r in self._reports.items()}
 
     def status(self) -> list[dict[str, Any]]:
-        """Every known worker with all that it said, oldest report last."""
+        """Every known worker with all that it said; the live ones first."""
         now = time.monotonic()
         with self._lock:
-            reports = sorted(self._reports.values(), key=lambda report: -report.heard)
-            return [{**r.facts, "age": round(now - r.heard, 1), "live": self._live(r)} for r in reports]
+            reports = [self._reports[worker] for worker in sorted(self._reports)]
+            said = [{**r.facts, "age": round(now - r.heard, 1), "live": self._live(r)} for r in reports]
+        return sorted(said, key=lambda facts: not facts["live"])
