@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from .codec.base import Layout
-from .replica import Replica, local
+from .replica import Live, Replica, local, model, sharded_as
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -16,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Agreement:
-    """One call's worth of agreement. `finished`: the parameters themselves, no outer copies."""
+    """One call's worth of agreement. `finished`: the parameters themselves, no outer copies.
+
+    Its tensors are new, and sharded as the model's are.
+    """
 
     def __init__(self, fleet: Fleet, finished: bool = False) -> None:
         self.fleet, self.finished = fleet, finished
@@ -32,7 +34,8 @@ class Agreement:
     def tensors(self) -> dict[str, Tensor]:
         shared = {} if self.finished else self._outer_copies()
         if self.fleet.transport.elastic and not self.finished:  # nobody may be waited for outside of a round
-            return {name: shared[name] if name in shared else self.live[name].clone() for name in self.live}
+            agreed = {**shared, **self._present([name for name in self.live if name not in shared])}
+            return {name: agreed[name] for name in self.live}
         first = [name for name in self._names_with("first") if name not in shared]
         mean = [name for name in self.live if name not in shared and name not in first]
         agreed = {**shared, **self._first(first), **self._mean(mean)}
@@ -55,33 +58,30 @@ class Agreement:
         with row.lanes[0].borrowed(write=False) as state:
             anchor = state["anchor"]
             assert anchor is not None
-            views = row.layout.views(anchor.clone())
-        return {name: view.to(self.live[name].dtype) for name, view in zip(row.names, views, strict=True)}
+            return self._named(row.names, row.layout.views(anchor), copy=True)
 
     def _first(self, names: list[str]) -> dict[str, Tensor]:
         """Worker 0's outer copy; at the end, its parameters."""
         if not names:
             return {}
         self.fleet._meet("consensus")
-        layout = self._layout(names)
-        buffers = [
-            self._flat(names, layout, lane, copies=not self.finished) for lane in range(len(self.fleet.replicas))
-        ]
-        return self._named(names, layout, self.fleet.transport.broadcast(buffers, 0))
+        lives = self._lives(names)
+        buffers = [self._flat(live, lane, copies=not self.finished) for lane, live in enumerate(lives)]
+        first = self.fleet.transport.broadcast(buffers, 0)
+        return self._named(lives[0].names, lives[0].layout.views(first))
 
     def _mean(self, names: list[str]) -> dict[str, Tensor]:
         if not names:
             return {}
         headers = self.fleet._meet("consensus", equal=self._equal(names))
         if all(header.equal for header in headers):
-            return {name: self.live[name].clone() for name in names}
-        layout = self._layout(names)
-        buffers = [self._flat(names, layout, lane, copies=False) for lane in range(len(self.fleet.replicas))]
-        total = self.fleet.transport.add(buffers).div_(self.fleet.workers)
+            return self._present(names)
+        lives = self._lives(names)
+        total = self.fleet.transport.add([live.read() for live in lives]).div_(self.fleet.workers)
         moved = 2 * (self.fleet.workers - 1) * total.nbytes // self.fleet.workers
         self.fleet.wire_sent += moved
         self.fleet.wire_received += moved
-        return self._named(names, layout, total)
+        return self._named(lives[0].names, lives[0].layout.views(total))
 
     def _equal(self, names: list[str]) -> bool:
         """Whether nothing has moved since these tensors were made the same on all workers."""
@@ -89,20 +89,34 @@ class Agreement:
         equal |= {name for row in self.fleet._gradient_rows() for name in row.names}  # equal steps from equal values
         return equal.issuperset(names)
 
-    def _layout(self, names: list[str]) -> Layout:
-        return Layout(tuple(self.live[name].shape for name in names))
+    def _lives(self, names: list[str]) -> list[Live]:
+        """These tensors of every hosted replica."""
+        return [Live(model.where(set(names).__contains__), replica, align=1) for replica in self.fleet.replicas]
 
-    def _flat(self, names: list[str], layout: Layout, lane: int, copies: bool) -> Tensor:
-        live = self.live_tensors(self.fleet.replicas[lane])
-        if copies:
-            for row in self._rows():
-                anchor = row.lanes[lane].state.get("anchor")
-                if anchor is not None:
-                    live.update(zip(row.names, row.layout.views(anchor), strict=True))
-        buffer = layout.zeros(self.fleet.replicas[lane].device)
-        torch._foreach_copy_(layout.views(buffer), [live[name] for name in names])
+    def _flat(self, live: Live, lane: int, copies: bool) -> Tensor:
+        """The tensors, or the outer copies of those that have one."""
+        buffer = live.read()
+        views = dict(zip(live.names, live.layout.views(buffer), strict=True))
+        for row in self._rows() if copies else []:
+            anchor = row.lanes[lane].state.get("anchor")
+            if anchor is not None:
+                for name, copy in zip(row.names, row.layout.views(anchor), strict=True):
+                    if name in views:
+                        views[name].copy_(copy)
         return buffer
 
-    def _named(self, names: list[str], layout: Layout, buffer: Tensor) -> dict[str, Tensor]:
-        views = layout.views(buffer)
-        return {name: view.to(self.live[name].dtype) for name, view in zip(names, views, strict=True)}
+    def _present(self, names: list[str]) -> dict[str, Tensor]:
+        """Copies of the tensors as they are."""
+        replica = self.fleet.replicas[0]
+        if replica.line is not None:
+            return replica.line.copies(replica, names)
+        return self._named(names, [self.live[name] for name in names], copy=True)
+
+    def _named(self, names: list[str], values: Sequence[Tensor], copy: bool = False) -> dict[str, Tensor]:
+        """These values, which a lead has whole, as tensors of the model's types and shards."""
+        replica = self.fleet.replicas[0]
+        if replica.line is not None:
+            return replica.line.hand_out(replica, names, values)
+        table = model.table(replica)
+        entries = [(name, table[name], value) for name, value in zip(names, values, strict=True)]
+        return {name: sharded_as(entry, value.to(entry.dtype, copy=copy)) for name, entry, value in entries}

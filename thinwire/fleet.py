@@ -18,7 +18,8 @@ from .events import Events
 from .group import Group
 from .header import Header, header_length
 from .island import Island
-from .replica import Replica, Spare
+from .lead import led
+from .replica import Replica, Spare, local
 from .row import Row
 from .table import Method
 from .transport import Key, Local, Newcomers, PeerLost, Transport
@@ -59,7 +60,7 @@ class Fleet:
         self.bytes_sent = self.wire_sent = self.wire_received = 0
         self.events, self.clock, self.spare = Events(), Clock(), Spare()
         self.header_length = header_length(self.replicas[0].most_tensors)
-        self.island = Island(self.replicas[0].island_mesh())
+        self.island = Island(self.replicas)
         self.loaded = self._opened = self._begun = False
         self._calls = 0
         self._hooks: list[Any] = []  # on the optimizers, while attached
@@ -67,9 +68,12 @@ class Fleet:
 
     def _set_method(self, method: Method) -> None:
         self.method = method.resolved(self.replicas[0])
-        self.rows = [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(self.method.rows)]
+        self._build_rows()
         if not any(row.names for row in self.rows):
             raise ValueError(f"{method.name} finds nothing to synchronise in this model")
+
+    def _build_rows(self) -> None:
+        self.rows = [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(self.method.rows)]
 
     @property
     def worker(self) -> int:
@@ -88,7 +92,9 @@ class Fleet:
             self._opened = True
             self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
             self.transport.host(_Newcomers(self))
-            self.transport.open(len(self.replicas), self.header_length)
+            self.transport = self.island.join(self)
+            if self.island.led:
+                self._build_rows()  # of whole tensors
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -99,6 +105,7 @@ class Fleet:
         if not self._begun:
             self._begin()
 
+    @led
     def _begin(self) -> bool:
         """The workers compare notes, start equal, and take their anchors. Whether a running fleet's state was taken."""
         self._open()
@@ -148,12 +155,17 @@ class Fleet:
         rows = self._gradient_rows()
         if self._renew(rows) or joined:
             self._drop_gradients()  # of parameters that have been replaced since
-        for row in rows:
-            row.weigh()
-            row.tick()
+        if rows:
+            self._meet_gradients(rows)
         if self.clip is not None:
             for replica in self.replicas:
                 torch.nn.utils.clip_grad_norm_(list(replica.trainable.values()), self.clip)
+
+    @led
+    def _meet_gradients(self, rows: list[Row]) -> None:
+        for row in rows:
+            row.weigh()
+            row.tick()
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -166,6 +178,7 @@ class Fleet:
             self._renew(rows)
         self._tick(rows)
 
+    @led
     def _tick(self, rows: list[Row]) -> None:
         due = any(row.due() for row in rows)
         for row in rows:
@@ -207,6 +220,7 @@ class Fleet:
     # -- agreement -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @led
     def drain(self) -> None:
         """Land all that is in flight."""
         for row in self.rows:
@@ -237,12 +251,14 @@ class Fleet:
                 row.land()
 
     @torch.no_grad()
+    @led
     def consensus(self) -> dict[str, Tensor]:
         """Named tensors to evaluate and export, the same on every worker. Collective.
 
         The shared outer copy where the method has one, the mean of the workers' parameters elsewhere (for decoupled
         momentum's "paper" and "mean" worker 0's), and the mean of BatchNorm's statistics. Free when a shared copy is
-        all it takes, or when the parameters are equal since the last landing.
+        all it takes, or when the parameters are equal since the last landing. The tensors are sharded as those of
+        `model.state_dict()` are, and load back into the model as they are.
         """
         return Agreement(self).tensors()
 
@@ -262,7 +278,7 @@ class Fleet:
         live = Agreement.live_tensors(replica)
         before = {name: live[name].clone() for name in tensors}
         for name, tensor in tensors.items():
-            live[name].copy_(tensor)
+            live[name].copy_(local(tensor))
         return before
 
     @torch.no_grad()
@@ -282,39 +298,54 @@ class Fleet:
             self.begin()
             self.drain()
             self.transport.renew(self.steps + attempt, ahead=False)
+        final = self._settle()
+        for replica in self.replicas:
+            self._swap_in(replica, final)
+        self._restart()
+
+    @led
+    def _settle(self) -> dict[str, Tensor]:
         self._meet("finish")
         self.drain()
         for row in self.rows:
             for lane in row.lanes:
                 with lane.borrowed() as state:
                     row.sync.rule.settle(lane.live, state)
-        final = Agreement(self, finished=True).tensors()
-        for replica in self.replicas:
-            self._swap_in(replica, final)
+        return Agreement(self, finished=True).tensors()
+
+    @led
+    def _restart(self) -> None:
         for row in self.rows:
             row.begin()
 
     @torch.no_grad()
     def switch(self, method: Method) -> None:
         """Go on with another method: drain, take the consensus, start new outer state. Collective."""
-        self._meet("consensus")
-        self.drain()
-        agreed = self.consensus()
+        agreed = self._drained_consensus()
         for replica in self.replicas:
             self._swap_in(replica, agreed)
         self._set_method(method)
+        if self.island.turns_to_leads(self):
+            self._build_rows()
+        self._compare_settings()
+        self._restart()
+
+    @led
+    def _drained_consensus(self) -> dict[str, Tensor]:
+        self._meet("consensus")
+        self.drain()
+        return self.consensus()
+
+    @led
+    def _compare_settings(self) -> None:
         start.compare_settings(self)
-        for row in self.rows:
-            row.begin()
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def cleanse(self, replica: Replica, cured: Row) -> None:
         """A replica was sick in one row: what else of it is not finite starts anew, and sits out its next round."""
         lane = self.replicas.index(replica)
-        ill = {name for name in replica.trainable if not _finite_state(replica, name)}
-        for name in ill:
-            replica.restart_state(name)
+        ill = self.island.cure(replica)
         for row in self.rows:
             side = row.lanes[lane]
             if row.sync.view.kind == "moment" and row is not cured and ill.intersection(row.names):
@@ -360,13 +391,6 @@ class _Newcomers(Newcomers):
 
     def facts(self) -> dict[str, Any]:
         return start.facts(self.fleet)
-
-
-def _finite_state(replica: Replica, name: str) -> bool:
-    found = replica.group_of(name)
-    state = found[0].state.get(replica.trainable[name], {}) if found else {}
-    values = [v for v in state.values() if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
-    return all(bool(torch.isfinite(value.sum())) for value in values)
 
 
 def _default_transport() -> Transport:

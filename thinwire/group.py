@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import units
 from .conversation import Board, Conversation
-from .site import Site, meet_at, site_of_group
+from .site import Site, meet_at, ranks_of, site_of_group
 from .transport import Exchange, Key, Order, PeerLost, Transport, add_in_order
 
 CHUNK = 16 << 20  # bytes of one collective: large enough for full speed, small enough to pipeline
@@ -59,6 +59,9 @@ class Group(Transport):
         return transport
 
     # -- the world -------------------------------------------------------------------------------------------------
+
+    def members(self) -> Sequence[int] | None:
+        return None if self._site is not None else ranks_of(self.group)
 
     def open(self, hosted: int, header_length: int) -> None:
         site = self._site = self._site or site_of_group(self.group)

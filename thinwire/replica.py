@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from .codec.base import Layout
 from .state_names import created_states
+
+if TYPE_CHECKING:
+    from .lead import Line
 
 Predicate = Callable[[str], bool]
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # means of gradients: they may be negative, and may travel coarsely
@@ -29,6 +33,16 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = inner
         else:
             return model
+
+
+def _copies_of(model: nn.Module) -> Any | None:
+    """The process group over which DDP keeps copies of this model equal, if it is wrapped so."""
+    while not isinstance(model, DistributedDataParallel):
+        inner = model.module if isinstance(model, DataParallel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return None
+        model = inner
+    return model.process_group
 
 
 def clean_name(name: str) -> str:
@@ -47,6 +61,27 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def sharded_as(like: Tensor, piece: Tensor) -> Tensor:
+    """`piece`, this rank's part, as a tensor sharded the way `like` is."""
+    if not isinstance(like, DTensor):
+        return piece
+    return DTensor.from_local(piece, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
+def whole(like: Tensor, piece: Tensor) -> Tensor:
+    """The unsharded tensor of which every rank has its `piece`. Collective where `like` is sharded."""
+    tensor = sharded_as(like, piece)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part(like: Tensor, full: Tensor) -> Tensor:
+    """This rank's part of an unsharded tensor that every rank has."""
+    if not isinstance(like, DTensor):
+        return full
+    copies = DTensor.from_local(full, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
+    return copies.redistribute(placements=like.placements).to_local()
+
+
 def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Accelerate's optimizer holds the real one."""
     while hasattr(optimizer, "accelerator_state"):
@@ -60,15 +95,21 @@ class Replica:
     """One model with its optimizer (or a list of optimizers) and the weight of its contributions.
 
     `weight` may change at every step (the tokens of a batch, say); each row sums it since its last landed launch.
+    `inside` is the process group (or one-dimensional mesh) whose ranks hold equal copies of this replica; a model
+    wrapped in DDP brings its own.
 
     >>> model = nn.Linear(2, 2)
     >>> list(Replica(model, torch.optim.SGD(model.parameters(), lr=.1)).trainable)
     ['weight', 'bias']
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any, weight: float = 1) -> None:
+    line: Line | None = None  # to the other ranks of the worker, where one of them leads
+    is_whole: bool = False  # messages are of unsharded tensors
+
+    def __init__(self, model: nn.Module, optimizer: Any, weight: float = 1, inside: Any = None) -> None:
         self.model = model
         self.module = unwrap(model)
+        self.copies = inside.get_group() if isinstance(inside, DeviceMesh) else inside or _copies_of(model)
         self.optimizers = [
             _unwrap_optimizer(o) for o in (optimizer if isinstance(optimizer, (list, tuple)) else [optimizer])
         ]
@@ -117,12 +158,40 @@ class Replica:
             elif key == "step":
                 state[key] = 0
 
+    def restart_states(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.restart_state(name)
+
+    def create_gradients(self, names: Iterable[str]) -> None:
+        """Zeros where these parameters have no gradient."""
+        for name in names:
+            parameter = self.trainable[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def drop_gradients(self) -> None:
+        for parameter in self.trainable.values():
+            parameter.grad = None
+
+    def has_finite_state(self, name: str) -> bool:
+        """Whether this rank's part of the parameter's optimizer state is finite."""
+        found = self.group_of(name)
+        state = found[0].state.get(self.trainable[name], {}) if found else {}
+        values = [local(v) for v in state.values() if isinstance(v, Tensor) and v.is_floating_point()]
+        return all(bool(torch.isfinite(value.sum())) for value in values)
+
     def island_mesh(self) -> Any | None:
         """The device mesh that the parameters are sharded over inside this worker, if any."""
         meshes = {p.device_mesh for p in self.trainable.values() if isinstance(p, DTensor)}
         if len(meshes) > 1:
             raise ValueError("the parameters are sharded over several device meshes: shard them over one")
         return meshes.pop() if meshes else None
+
+    @property
+    def is_sharded_throughout(self) -> bool:
+        """Whether no two ranks of the worker hold the same value of anything that rows carry."""
+        moving = [*self.trainable.values(), *self.statistics.values()]
+        return all(isinstance(t, DTensor) and all(p.is_shard() for p in t.placements) for t in moving)
 
     def fixed_tensors(self) -> dict[str, Tensor]:
         """What no row carries and no optimizer changes: frozen parameters and persistent buffers."""
@@ -159,9 +228,16 @@ class View:
         """Only the tensors for whose parameter names `keep` is true."""
         return replace(self, keep=(*self.keep, keep))
 
+    def table(self, replica: Replica) -> Mapping[str, Tensor]:
+        """The tensors that it chooses from; for gradients and moments, their parameters."""
+        if self.kind == "buffers":
+            return replica.statistics
+        if self.kind == "fixed":
+            return replica.fixed_tensors()
+        return {**replica.trainable, **replica.statistics} if self.kind == "model" else replica.trainable
+
     def names(self, replica: Replica) -> list[str]:
-        candidates: Iterable[str] = replica.statistics if self.kind == "buffers" else replica.trainable
-        names = list(candidates)
+        names = list(self.table(replica))
         for keep in self.keep:
             names = keep.among(names) if hasattr(keep, "among") else [name for name in names if keep(name)]
         if self.kind == "moment":
@@ -175,16 +251,13 @@ class View:
         created = created_states(replica, name)
         return next((state for state in self.states if state in created), None)
 
-    def tensor(self, replica: Replica, name: str) -> Tensor | None:
-        """The live tensor, or None where there is none yet."""
-        if self.kind == "buffers":
-            return replica.statistics[name]
-        parameter = replica.trainable[name]
-        if self.kind == "params":
-            return local(parameter.detach())
+    def tensor(self, replica: Replica, name: str, entry: Tensor) -> Tensor | None:
+        """The live tensor on this rank, or None where there is none yet; `entry` is the table's."""
         if self.kind == "grads":
-            return _gradient(name, parameter)
-        return next((value for state in self.states if (value := _moment(replica, name, state)) is not None), None)
+            return _gradient(name, replica.trainable[name])
+        if self.kind == "moment":
+            return next((value for state in self.states if (value := _moment(replica, name, state)) is not None), None)
+        return local(entry.detach())
 
     @property
     def absolute(self) -> bool:
@@ -199,6 +272,8 @@ class View:
 params = View("params")
 grads = View("grads")
 buffers = View("buffers")
+model = View("model")  # all that trains: parameters and statistics
+fixed = View("fixed")  # all that does not
 
 
 def moment(*states: str) -> View:
@@ -261,44 +336,62 @@ class Spare:
 
 
 class Live:
-    """The live tensors of one row on one replica, read and written as one flat fp32 buffer."""
+    """The live tensors of one row on one replica, read and written as one flat fp32 buffer.
+
+    On the lead of an island the buffer is that of the whole tensors, and the other ranks take part in every call.
+
+    >>> model = nn.Linear(2, 1)
+    >>> live = Live(params, Replica(model, torch.optim.SGD(model.parameters(), lr=0.1)), align=1)
+    >>> live.names, live.read().shape
+    (['weight', 'bias'], torch.Size([3]))
+    >>> live.write(torch.tensor([1.0, 2.0, 3.0]))
+    >>> model.weight.tolist(), model.bias.tolist()
+    ([[1.0, 2.0]], [3.0])
+    """
 
     def __init__(self, view: View, replica: Replica, align: int, spare: Spare | None = None) -> None:
         self.view, self.replica = view, replica
         self.spare = spare or Spare()
         self.names = view.names(replica)
-        self.layout = Layout(tuple(self._shape(name) for name in self.names), align)
+        self.table = view.table(replica)
+        self.layout = Layout(tuple(self._shape(self.table[name]) for name in self.names), align)
         self.device = replica.device
 
-    def _shape(self, name: str) -> torch.Size:
-        source = self.replica.statistics if self.view.kind == "buffers" else self.replica.trainable
-        return local(source[name]).shape
+    def _shape(self, tensor: Tensor) -> torch.Size:
+        return tensor.shape if self.replica.is_whole else local(tensor).shape
 
     def tensors(self) -> list[Tensor | None]:
-        return [self.view.tensor(self.replica, name) for name in self.names]
+        """This rank's parts."""
+        return [self.view.tensor(self.replica, name, self.table[name]) for name in self.names]
+
+    def each(self) -> Iterable[Tensor | None]:
+        """The tensors as they stand in the buffer: on a lead they are gathered one by one."""
+        return self.tensors() if self.replica.line is None else self.replica.line.read(self)
 
     def present(self) -> list[bool]:
         return [tensor is not None for tensor in self.tensors()]
 
     def dtypes(self) -> list[str]:
-        source = self.replica.statistics if self.view.kind == "buffers" else self.replica.trainable
-        return [str(source[name].dtype).removeprefix("torch.") for name in self.names]
+        return [str(self.table[name].dtype).removeprefix("torch.") for name in self.names]
 
     def read(self) -> Tensor:
         """A new buffer with the present values; zeros where a tensor is absent."""
         buffer = self.spare.take(self.layout, self.device)
-        views, tensors = self.layout.views(buffer), self.tensors()
-        for view in (view for view, tensor in zip(views, tensors, strict=True) if tensor is None):
-            view.zero_()
-        pairs = [(view, tensor) for view, tensor in zip(views, tensors, strict=True) if tensor is not None]
-        if pairs:
-            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+        pairs = []
+        for view, tensor in zip(self.layout.views(buffer), self.each(), strict=True):
+            if tensor is None:
+                view.zero_()
+            elif self.replica.line is not None:
+                view.copy_(tensor)  # at once, so that one gathered tensor is held at a time
+            else:
+                pairs.append((view, tensor))
+        _copy_all(pairs)
         return buffer
 
     def drift(self, anchor: Tensor) -> Tensor:
         """A new buffer with `anchor - x`, the anchor rounded as x is: no training is no drift."""
         buffer = self.spare.take(self.layout, self.device)
-        parts = zip(self.tensors(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
+        parts = zip(self.each(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
         for tensor, view, start in parts:
             if tensor is None:
                 view.zero_()
@@ -310,29 +403,37 @@ class Live:
 
     def write(self, buffer: Tensor, held: list[bool] | None = None) -> None:
         """x = buffer. A missing gradient is created where `held` says that some worker has one."""
+        wanted = held or [True] * len(self.names)
         if self.view.kind == "grads":
-            self._create_gradients(held)
-        pairs = [(x, b) for x, b in zip(self.tensors(), self.layout.views(buffer), strict=True) if x is not None]
-        if held is not None:
-            have = [h for h, x in zip(held, self.tensors(), strict=True) if x is not None]
-            pairs = [pair for pair, h in zip(pairs, have, strict=True) if h]
-        if pairs:
-            torch._foreach_copy_([x for x, _ in pairs], [b for _, b in pairs])
+            self.replica.create_gradients(name for name, needed in zip(self.names, wanted, strict=True) if needed)
+        tensors, views = self.tensors(), self.layout.views(buffer)
+        chosen = [needed and x is not None for needed, x in zip(wanted, tensors, strict=True)]
+        if self.replica.line is not None:
+            self.replica.line.write(self, views, chosen)
+        else:
+            _copy_all([(x, b) for x, b, c in zip(tensors, views, chosen, strict=True) if c and x is not None])
 
     def add(self, buffer: Tensor, scales: list[float] | None = None) -> None:
         """x += scale * buffer, in fp32 and then rounded as x is."""
-        views = self.layout.views(buffer)
-        for i, (tensor, view) in enumerate(zip(self.tensors(), views, strict=True)):
-            if tensor is None:
-                continue
-            scale = 1.0 if scales is None else scales[i]
-            tensor.copy_(torch.add(tensor.float(), view, alpha=scale))
+        factors = scales or [1.0] * len(self.names)
+        if self.replica.line is not None:
+            self.replica.line.add(self, self.layout.views(buffer), factors)
+            return
+        for tensor, view, factor in zip(self.tensors(), self.layout.views(buffer), factors, strict=True):
+            if tensor is not None:
+                add_scaled(tensor, view, factor)
 
-    def _create_gradients(self, held: list[bool] | None) -> None:
-        for name, needed in zip(self.names, held or [True] * len(self.names), strict=True):
-            parameter = self.replica.trainable[name]
-            if needed and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+    def drop_gradients(self) -> None:
+        """Every worker skips the inner step that is due."""
+        if self.replica.line is not None:
+            self.replica.line.order("drop_gradients", self)
+        self.replica.drop_gradients()
+
+    def restart_states(self) -> None:
+        """Start the optimizer state of these parameters anew."""
+        if self.replica.line is not None:
+            self.replica.line.order("restart_states", self)
+        self.replica.restart_states(self.names)
 
     def rates(self) -> list[float]:
         """The learning rate of each tensor."""
@@ -346,6 +447,17 @@ class Live:
     def _groups(self) -> list[dict[str, Any] | None]:
         found = [self.replica.group_of(name) for name in self.names]
         return [pair[1] if pair else None for pair in found]
+
+
+def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Each second into its first."""
+    if pairs:
+        torch._foreach_copy_([to for to, _ in pairs], [of for _, of in pairs])
+
+
+def add_scaled(tensor: Tensor, more: Tensor, scale: float) -> None:
+    """`tensor += scale * more`, in fp32 and then rounded as the tensor is."""
+    tensor.copy_(torch.add(tensor.float(), more, alpha=scale))
 
 
 def _beta(state: str, group: dict[str, Any]) -> float:

@@ -347,8 +347,7 @@ class Row:
             with lane.borrowed() as state:
                 self.sync.rule.lose(lane.live, state, sent.kept, self.scope)
             if self.sync.view.kind == "grads":
-                for parameter in lane.live.replica.trainable.values():
-                    parameter.grad = None  # every worker skips this inner step
+                lane.live.drop_gradients()  # every worker skips this inner step
         if not (self.fleet.transport.survives or isinstance(lost, _AllSick)):
             raise lost
 

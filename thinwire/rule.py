@@ -477,8 +477,7 @@ class Reset(Rule):
         raise AssertionError("a silent rule sends nothing")
 
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
-        for name in x.names:
-            x.replica.restart_state(name)
+        x.restart_states()
 
 
 def check_delay(rule: Rule, when: Every) -> None:

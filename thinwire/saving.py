@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .lead import led
 from .row import Answer, Flight, Lane, Row, Sent
 from .transport import PeerLost
 
@@ -23,13 +24,18 @@ _COUNTERS = ("steps", "bytes_sent", "wire_sent", "wire_received")
 
 
 def save(fleet: Fleet) -> dict[str, Any]:
-    """Waits for the rounds under way, without landing them."""
+    """Waits for the rounds under way, without landing them. A lead saves for all ranks of its worker."""
+    workers = _save_workers(fleet)
+    return {"format": FORMAT, "method": str(fleet.method), "workers": fleet.workers, **workers}
+
+
+@led
+def _save_workers(fleet: Fleet) -> dict[str, Any]:
     _prepare(fleet)
     for row in fleet.rows:
         for flight in row.flights:
             row.complete(flight)
-    workers = {_key(fleet, lane): _save_worker(fleet, lane) for lane in range(len(fleet.replicas))}
-    return {"format": FORMAT, "method": str(fleet.method), "workers": fleet.workers, **workers}
+    return {_key(fleet, lane): _save_worker(fleet, lane) for lane in range(len(fleet.replicas))}
 
 
 def _prepare(fleet: Fleet) -> None:
@@ -90,6 +96,7 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
     }
 
 
+@led
 def load(fleet: Fleet, saved: dict[str, Any]) -> None:
     _prepare(fleet)
     _check(fleet, saved)

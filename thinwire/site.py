@@ -52,6 +52,19 @@ class Site:
         )
 
 
+def ranks_of(group_or_mesh: Any) -> tuple[int, ...]:
+    """The ranks of a process group, of one dimension of a mesh, or of the default group; none if it is not in it."""
+    if not dist.is_initialized() or group_or_mesh is dist.GroupMember.NON_GROUP_MEMBER:
+        return ()
+    return tuple(dist.get_process_group_ranks(_group(group_or_mesh)))
+
+
+def _group(group_or_mesh: Any) -> Any:
+    if isinstance(group_or_mesh, DeviceMesh) and group_or_mesh.ndim != 1:
+        raise ValueError('pass one dimension of the mesh, as in tw.Group(mesh["workers"])')
+    return group_or_mesh.get_group() if isinstance(group_or_mesh, DeviceMesh) else group_or_mesh or dist.group.WORLD
+
+
 def site_of_group(group_or_mesh: Any) -> Site:
     """The place of this process in a process group, in one dimension of a mesh, or in the default group."""
     if not dist.is_initialized():
@@ -59,10 +72,10 @@ def site_of_group(group_or_mesh: Any) -> Site:
             "no process group: start with torchrun, call torch.distributed.init_process_group(), "
             "or join machines with tw.Group.connect(HOST:PORT, worker=i, workers=n)"
         )
-    if isinstance(group_or_mesh, DeviceMesh) and group_or_mesh.ndim != 1:
-        raise ValueError('pass one dimension of the mesh, as in tw.Group(mesh["workers"])')
-    group = group_or_mesh.get_group() if isinstance(group_or_mesh, DeviceMesh) else group_or_mesh or dist.group.WORLD
-    ranks = tuple(dist.get_process_group_ranks(group))
+    ranks = ranks_of(group_or_mesh)
+    if dist.get_rank() not in ranks:
+        raise ValueError(f"process {dist.get_rank()} is in no island, and not in the group that joins the workers")
+    group = _group(group_or_mesh)
     _instances[ranks] += 1
     prefix = f"thinwire/{'-'.join(map(str, ranks))}/{_instances[ranks]}"
     store = c10d.PrefixStore(prefix, c10d._get_default_store())

@@ -6,12 +6,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from .codec.base import Layout
 from .header import checksum
-from .replica import Replica, local
+from .replica import Live, Replica, View, buffers, fixed, params
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -70,18 +66,19 @@ def equalise(fleet: Fleet) -> None:
         _refuse_fixed(fleet, [fixed for fixed, _ in sums])
     if len({moving for _, moving in heard}) == 1 or fleet.loaded:
         return
-    for layout, tensors in _carriers(fleet):
-        _spread(fleet, layout, tensors)
+    for view in (params, buffers):
+        _spread(fleet, view)
     fleet.events.add("start", 0, "workers started from different values; worker 0's were sent to all")
 
 
 def _value_sums(replica: Replica) -> tuple[dict[str, int], dict[str, int]]:
     """BatchNorm's statistics are not compared: the first batches have moved them already."""
-    return _sums(replica.fixed_tensors()), _sums(dict(replica.trainable))
+    return _sums(replica, fixed), _sums(replica, params)
 
 
-def _sums(tensors: dict[str, Tensor]) -> dict[str, int]:
-    return {name: checksum(local(tensor.detach())) if tensor.numel() else 0 for name, tensor in tensors.items()}
+def _sums(replica: Replica, view: View) -> dict[str, int]:
+    live = Live(view, replica, align=1)
+    return {name: checksum(tensor) for name, tensor in zip(live.names, live.each(), strict=True) if tensor is not None}
 
 
 def _digest(sums: dict[str, int]) -> str:
@@ -100,27 +97,14 @@ def _refuse_fixed(fleet: Fleet, fixed: list[dict[str, int]]) -> None:
             )
 
 
-def _carriers(fleet: Fleet) -> list[tuple[Layout, list[list[Tensor]]]]:
-    """All that trains, per kind of tensor, with one list of live tensors per hosted replica."""
-    found = []
-    for kind in ("trainable", "statistics"):
-        tables: list[dict[str, Tensor]] = [getattr(replica, kind) for replica in fleet.replicas]
-        names = list(tables[0])
-        if names:
-            tensors = [[local(table[name].detach()) for name in names] for table in tables]
-            found.append((Layout(tuple(tensor.shape for tensor in tensors[0])), tensors))
-    return found
-
-
-def _spread(fleet: Fleet, layout: Layout, tensors: list[list[Tensor]]) -> None:
-    buffers = []
-    for mine in tensors:
-        buffer = layout.zeros(fleet.replicas[0].device)
-        torch._foreach_copy_(layout.views(buffer), mine)
-        buffers.append(buffer)
-    first = layout.views(fleet.transport.broadcast(buffers, 0))
-    for mine in tensors:
-        torch._foreach_copy_(mine, first)
+def _spread(fleet: Fleet, view: View) -> None:
+    """Worker 0's values, on every worker."""
+    lives = [Live(view, replica, align=1) for replica in fleet.replicas]
+    if not lives[0].names:
+        return
+    first = fleet.transport.broadcast([live.read() for live in lives], 0)
+    for live in lives:
+        live.write(first)
 
 
 def compare_shared_copies(fleet: Fleet) -> None:

@@ -99,6 +99,10 @@ class Transport(ABC):
     def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
         """Everybody's blobs of any length, one per replica, in worker order. Waits."""
 
+    def members(self) -> Sequence[int] | None:
+        """The ranks of the default process group that it joins; None where they are of no group in common."""
+        return None
+
     @abstractmethod
     def meet(self, key: Key, headers: list[bytes], on_ahead: Callable[[Key], None]) -> list[bytes]:
         """Wait until every worker is at `key`. `on_ahead` is called for each round a peer launched before it."""
