@@ -21,6 +21,7 @@ from .coordinator import Coordinator
 def coordinator(bind: str, port: int, min_workers: int, round_deadline: str | None, secret_file: Path | None) -> None:
     """The command: serve until interrupted."""
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    os.environ.setdefault("RUST_LOG", "warn")  # torchft's lighthouse tells every round, refusals would be lost in it
     with as_user_error():
         deadline = None if round_deadline is None else units.duration(round_deadline)
         secret_file, made = _secret_file(bind, secret_file)

@@ -22,10 +22,6 @@ DTYPES = {
         *("float32", "float64", "complex32", "complex64", "complex128"),
     )
 }
-WRITE = 0x200  # PyBUF_WRITE
-_memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
-    ("PyMemoryView_FromMemory", ctypes.pythonapi)
-)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -151,7 +147,12 @@ def _unpack(value: Any, tensors: Sequence[Tensor], depth: int) -> Any:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the host, in place: valid as long as the tensor lives. Needs no numpy."""
+    """The bytes of a contiguous tensor on the host, in place. Needs no numpy."""
     assert tensor.is_contiguous() and tensor.device.type == "cpu"
     size = tensor.numel() * tensor.element_size()
-    return _memory(tensor.data_ptr(), size, WRITE) if size else memoryview(b"")
+    memory = (ctypes.c_ubyte * size).from_address(tensor.data_ptr() if size else ctypes.addressof(_NOTHING))
+    memory.tensor = tensor  # type: ignore[attr-defined]  # lives as long as what points into it
+    return memoryview(memory)
+
+
+_NOTHING = ctypes.c_ubyte()
