@@ -10,6 +10,7 @@ How they meet the other workers' ranks is decided once, when the transport opens
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -62,6 +63,18 @@ class Island:
         if self.led or self.line is None or self.kind != "shards":
             return count
         return int(self.line.reduce([count], dist.ReduceOp.SUM)[0])
+
+    def compare_copies(self, blobs: Sequence[bytes]) -> None:
+        """Ranks that say different things at the start would send shares of different messages."""
+        if self.led or self.line is None or self.kind != "copies":
+            return
+        digest = int.from_bytes(hashlib.sha256(b"|".join(blobs)).digest()[:6], "little")
+        least, most = self.line.reduce([digest, -digest], dist.ReduceOp.MIN)
+        if least != -most:
+            raise ValueError(
+                "the processes of this worker have different parameters or settings: wrap the model in DDP, or load "
+                "the same values on each, before the first step"
+            )
 
     def cure(self, replica: Replica) -> set[str]:
         """Start anew the optimizer state of every parameter for which it is not finite; their names."""

@@ -7,8 +7,8 @@ a user may ask them for, or the error to raise.
 
 from __future__ import annotations
 
-import datetime
 import functools
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from .events import Event
 from .replica import Live, Replica, View, add_scaled, local, model, part, sharded_as, whole
+from .site import site_among
 from .transport import PeerLost
 
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-PATIENCE = datetime.timedelta(days=7)  # the lead decides what is lost; when it dies, its connections break at once
+PATIENCE = 7 * 24 * 3600.0  # the lead decides what is lost; when it dies, its connections break at once
 MIRRORED = ("steps", "steps_begun", "bytes_sent", "wire_sent", "wire_received", "loaded", "_begun")
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -67,16 +68,19 @@ class Line:
     """Between the lead of an island and the ranks that follow it; each rank has its end."""
 
     def __init__(self, ranks: Sequence[int], groups: Sequence[Any], replicas: Sequence[Replica]) -> None:
-        self.group = dist.new_group(list(ranks), PATIENCE, "gloo", use_local_synchronization=True)
+        site = site_among(ranks, PATIENCE)
+        self.channel = site.gloo("inside")
+        self.leads = site.rank == 0
         self.groups, self.replicas = groups, list(replicas)
-        self.leads = dist.get_rank(self.group) == 0
         self.busy = False  # within a call of the lead's
         self.told = 0  # events reported so far
 
     def reduce(self, values: Sequence[float], how: Any) -> list[float]:
         """One number each, put together over all ranks of the worker."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, how, group=self.group)
+        options = dist.AllreduceOptions()
+        options.reduceOp = how
+        self.channel.allreduce([tensor], options).wait()
         return tensor.tolist()
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -109,12 +113,17 @@ class Line:
         return handed
 
     def _say(self, what: Task | Report) -> None:
-        dist.broadcast_object_list([what], group=self.group, group_src=0)
+        blob = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8)
+        self._from_lead(torch.tensor([blob.numel()]))
+        self._from_lead(blob)
 
     def _hear(self) -> Task | Report:
-        heard: list[Any] = [None]
-        dist.broadcast_object_list(heard, group=self.group, group_src=0)
-        return heard[0]
+        size = int(self._from_lead(torch.zeros(1, dtype=torch.int64)))
+        return pickle.loads(bytes(self._from_lead(torch.empty(size, dtype=torch.uint8)).numpy()))
+
+    def _from_lead(self, tensor: Tensor) -> Tensor:
+        self.channel.broadcast([tensor], dist.BroadcastOptions()).wait()
+        return tensor
 
     def _report(self, fleet: Fleet, error: Exception | None) -> Report:
         known = error if error is None or isinstance(error, (PeerLost, ValueError)) else _described(error)

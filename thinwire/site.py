@@ -6,7 +6,8 @@ import datetime
 import os
 import socket
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,10 +77,15 @@ def site_of_group(group_or_mesh: Any) -> Site:
     if dist.get_rank() not in ranks:
         raise ValueError(f"process {dist.get_rank()} is in no island, and not in the group that joins the workers")
     group = _group(group_or_mesh)
-    _instances[ranks] += 1
-    prefix = f"thinwire/{'-'.join(map(str, ranks))}/{_instances[ranks]}"
-    store = c10d.PrefixStore(prefix, c10d._get_default_store())
-    return Site(store, ranks.index(dist.get_rank()), len(ranks), _timeout_of(group), _way_to_master(), group)
+    return replace(site_among(ranks, _timeout_of(group)), parent=group)
+
+
+def site_among(ranks: Sequence[int], timeout: float) -> Site:
+    """The place of this process among these ranks of the default group, which meet in its store."""
+    key = tuple(ranks)
+    _instances[key] += 1
+    store = c10d.PrefixStore(f"thinwire/{'-'.join(map(str, ranks))}/{_instances[key]}", c10d._get_default_store())
+    return Site(store, key.index(dist.get_rank()), len(key), timeout, _way_to_master())
 
 
 def _timeout_of(group: Any) -> float:

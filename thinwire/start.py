@@ -61,6 +61,7 @@ def equalise(fleet: Fleet) -> None:
     """Give every worker worker 0's trainable tensors where they differ; a fixed tensor that differs is an error."""
     sums = [_value_sums(replica) for replica in fleet.replicas]
     blobs = [json.dumps([_digest(fixed), _digest(moving)]).encode() for fixed, moving in sums]
+    fleet.island.compare_copies(blobs)
     heard = [json.loads(blob) for blob in fleet.transport.talk(blobs)]
     if len({fixed for fixed, _ in heard}) > 1:
         _refuse_fixed(fleet, [fixed for fixed, _ in sums])
