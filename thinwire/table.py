@@ -75,7 +75,13 @@ class Sync:
 
 @dataclass(frozen=True)
 class Method:
-    """A name and its rows; print it to see what it does."""
+    """A name and its rows; print it to see what it does.
+
+    >>> from thinwire import Average, params
+    >>> print(Method("mine", (Sync(params, Every(8), Average()),)))
+    mine: 1 rows (what | when | how it is applied | how it is written)
+    params  every 8  Average()  Float32()
+    """
 
     name: str
     rows: tuple[Sync, ...]

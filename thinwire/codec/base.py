@@ -110,6 +110,12 @@ class Codec(ABC):
     `coarse`    drops or coarsens values, so it may carry differences only, never absolute values
     `align`     values each tensor is padded to in the buffer this codec reads
     `second`    the codec of the second leg when more than two workers meet; None: payloads are gathered
+
+    >>> import thinwire as tw
+    >>> codec, layout = tw.BFloat16(), tw.Layout((torch.Size([3]),))
+    >>> payload = codec.encode(torch.tensor([1.0, -2.0, 3.14159]), layout)
+    >>> len(payload), codec.size(layout), codec.decode(payload, layout).tolist()
+    (6, 6, [1.0, -2.0, 3.140625])
     """
 
     lossless: bool = False

@@ -18,7 +18,14 @@ Fragments = Sequence[Sequence[str]]
 
 
 def table(name: str, *rows: Sync, every: int) -> Method:
-    """The rows, and one more for BatchNorm's statistics, which is empty in a model without any."""
+    """The rows, and one more for BatchNorm's statistics, which is empty in a model without any.
+
+    >>> from thinwire import Average
+    >>> print(table("mine", Sync(params, Every(8), Average()), every=8))
+    mine: 2 rows (what | when | how it is applied | how it is written)
+    params   every 8  Average()    Float32()
+    buffers  every 8  Overwrite()  Statistics()
+    """
     return Method(name, (*rows, Sync(buffers, Every(every), Overwrite(), Statistics())))
 
 
