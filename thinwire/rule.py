@@ -25,7 +25,11 @@ Agreement = Literal["mean", "shared", "first"]
 
 @dataclass(frozen=True)
 class Scope:
-    """What a rule may know of its row: the number of workers, the delay, whether the codec is coarse or lossless."""
+    """What a rule may know of its row: the number of workers, the delay, whether the codec is coarse or lossless.
+
+    >>> Scope(world=4, delay=0, coarse=False, lossless=True).world
+    4
+    """
 
     world: int
     delay: int
@@ -40,6 +44,9 @@ class Reduced:
     `own` is this replica's contribution as decoded, or None where x is still exactly what was sent.
     `sick`: this replica's message was not finite and was left out, so it takes the result outright.
     `held` says which tensors any worker had at launch, `had` which this one had; None means all.
+
+    >>> Reduced(mean=torch.zeros(3), own=None, share=0.25).sick
+    False
     """
 
     mean: Tensor
@@ -83,7 +90,11 @@ def _slices(*buffers: Tensor) -> Iterable[tuple[Tensor, ...]]:
 
 
 def SGD(lr: float) -> Nesterov:  # noqa: N802 - named as the optimizer it is
-    """An outer step without momentum."""
+    """An outer step without momentum.
+
+    >>> SGD(0.7)
+    Nesterov(lr=0.7, momentum=0.0)
+    """
     return Nesterov(lr, 0.0)
 
 
@@ -101,6 +112,14 @@ class Rule(ABC):
     `drifts`      messages are differences, whose norm and cosine say something
     `overlaps`    a round may be launched before the one before it has landed
     `silent`      nothing travels: `recv` is called with zeros when the row is due
+
+    A method uses it in a row; see `examples/custom_method.py` for a new one.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(8), tw.Average()))
+    params | every 8 | Average() | Float32()
+    >>> tw.Average().equalises(tw.Scope(world=4, delay=0, coarse=False, lossless=True))
+    True
     """
 
     silent: bool = False
@@ -164,6 +183,10 @@ class Average(Rule):
     """x becomes the mean: `x - own + mean`, which keeps local progress made during a delay.
 
     A coarse codec must not carry absolute values, so then the drift from a shared anchor travels.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(8, delay=2), Average()))
+    params | every 8, delay 2 | Average() | Float32()
     """
 
     drifts = False
@@ -183,6 +206,10 @@ class Overwrite(Rule):
     """x is replaced by the mean. After a delay of d steps: `x + beta^d * (mean - own)`.
 
     A moment forgets by beta each step, so this is exactly what averaging at launch would have given.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.moment("exp_avg"), tw.Every(24), Overwrite()))
+    moment(exp_avg) | every 24 | Overwrite() | Float32()
     """
 
     drifts = False
@@ -229,7 +256,12 @@ def _replace(x: Live, state: State, answer: Reduced, scales: list[float] | None)
 
 @dataclass(frozen=True)
 class Outer(Rule):
-    """One shared outer copy takes the outer step on the mean drift; x becomes `mix * x + (1 - mix) * copy`."""
+    """One shared outer copy takes the outer step on the mean drift; x becomes `mix * x + (1 - mix) * copy`.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(30), Outer(Nesterov(0.7, 0.9)), tw.Int8()))
+    params | every 30 | Outer(step=Nesterov(lr=0.7, momentum=0.9), mix=0.0) | Int8()
+    """
 
     step: Nesterov
     mix: float = 0.0
@@ -266,6 +298,10 @@ class Carry(Rule):
     """One shared anchor steps when the answer lands; x keeps the progress made since the launch.
 
     `A = step(A, mean) ; x += (A - A before) + own`: the same as `x = A + (x - x at launch)`, without a copy at launch.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(30, delay=30), Carry(Nesterov(0.7, 0.6))))
+    params | every 30, delay 30 | Carry(step=Nesterov(lr=0.7, momentum=0.6)) | Float32()
     """
 
     step: Nesterov
@@ -334,7 +370,12 @@ class _AtLaunch(Rule):
 
 @dataclass(frozen=True)
 class Delayed(_AtLaunch):
-    """`x = p = step(p, mean of one phase ago)`."""
+    """`x = p = step(p, mean of one phase ago)`.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(30, delay=30), Delayed(Nesterov(0.4, 0.9))))
+    params | every 30, delay 30 | Delayed(step=Nesterov(lr=0.4, momentum=0.9)) | Float32()
+    """
 
     step: Nesterov
     agreement = "shared"
@@ -355,7 +396,12 @@ class Delayed(_AtLaunch):
 
 @dataclass(frozen=True)
 class Eager(_AtLaunch):
-    """`g = mean before - early before + early ; x = p = step(p, g)`, early = own drift / workers, as it was applied."""
+    """`g = mean before - early before + early ; x = p = step(p, g)`, early = own drift / workers, as it was applied.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(30, delay=30), Eager(Nesterov(0.4, 0.9))))
+    params | every 30, delay 30 | Eager(step=Nesterov(lr=0.4, momentum=0.9)) | Float32()
+    """
 
     step: Nesterov
 
@@ -385,6 +431,10 @@ class SharedMomentum(Rule):
 
     `m = b*m + g ; m = m - own + mean ; anchor -= lr*(g + b*m)`: workers are never made equal, so the first one's
     parameters are what to evaluate.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.params, tw.Every(30), SharedMomentum(0.7, 0.9)))
+    params | every 30 | SharedMomentum(lr=0.7, decay=0.9) | Float32()
     """
 
     lr: float
@@ -435,7 +485,12 @@ class SharedMomentum(Rule):
 
 @dataclass(frozen=True)
 class Sign(Rule):
-    """Gradients: sends `lr * g`, and hands the sign of the mean to plain SGD."""
+    """Gradients: sends `lr * g`, and hands the sign of the mean to plain SGD.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.grads, tw.Every(1), Sign()))
+    grads | every 1 | Sign() | Float32()
+    """
 
     keeps_rest = False
 
@@ -466,7 +521,12 @@ class Sign(Rule):
 
 @dataclass(frozen=True)
 class Reset(Rule):
-    """Starts the optimizer state anew and sends nothing: a baseline of the papers."""
+    """Starts the optimizer state anew and sends nothing: a baseline of the papers.
+
+    >>> import thinwire as tw
+    >>> print(tw.Sync(tw.moment("exp_avg"), tw.Every(8), Reset()))
+    moment(exp_avg) | every 8 | Reset() | -
+    """
 
     silent = True
 
