@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -167,6 +168,7 @@ def coordinator(
     ] = None,
 ) -> None:
     """Bring workers together that come and go, and show who is live, who takes part and what was committed."""
+    os.environ.setdefault("RUST_LOG", "warn")  # read when torchft is imported; it tells every round otherwise
     from thinwire.elastic.command import coordinator as start
 
     start(bind, port, min_workers, round_deadline, secret_file)

@@ -21,17 +21,15 @@ from .coordinator import Coordinator
 def coordinator(bind: str, port: int, min_workers: int, round_deadline: str | None, secret_file: Path | None) -> None:
     """The command: serve until interrupted."""
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    os.environ.setdefault("RUST_LOG", "warn")  # torchft's lighthouse tells every round, refusals would be lost in it
     with as_user_error():
         deadline = None if round_deadline is None else units.duration(round_deadline)
         secret_file, made = _secret_file(bind, secret_file)
         secret = None if secret_file is None else secrets.read(secret_file)
         server = Coordinator(bind, port, min_workers, secret, deadline)
+    done = _interruption()
     print("\n".join(_lines(server, secret_file, made)), flush=True)
-    try:
-        _until_interrupted()
-    finally:
-        server.close()
+    done.wait()
+    server.close()
 
 
 def _secret_file(bind: str, asked: Path | None) -> tuple[Path | None, bool]:
@@ -64,8 +62,8 @@ def _lines(server: Coordinator, secret_file: Path | None, made: bool) -> list[st
     return lines
 
 
-def _until_interrupted() -> None:
+def _interruption() -> threading.Event:
     done = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
-    done.wait()
+    return done

@@ -241,6 +241,6 @@ def _why(host: str, port: int, reached: int, error: Exception) -> str:
         return f"no answer from {where} in {PATIENCE:.0f} s: open TCP {port} and {port + 1} in its firewall"
     if isinstance(error, Refusal):
         return f"coordinator {where}: {error}"
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, http.client.HTTPException):
         return f"no way to {where} ({error.strerror or error}): check the address, the VPN and the routes"
     return f"what answers at {where} is not a thinwire coordinator: use the HOST:PORT that `{start}` printed"

@@ -95,14 +95,18 @@ class Roster:
     def hear(self, facts: dict[str, Any]) -> None:
         worker = str(checked(facts)["worker"])
         with self._lock:
+            self._reports.pop(worker, None)  # to the end: they are kept in the order of their last reports
             self._reports[worker] = Report(facts, time.monotonic())
             self._forget()
 
     def _forget(self) -> None:
         """Drop those unheard for long; among too many, the longest unheard."""
         now = time.monotonic()
-        newest_first = sorted(self._reports.items(), key=lambda item: -item[1].heard)[:WORKERS]
-        self._reports = {worker: report for worker, report in newest_first if now - report.heard < FORGET}
+        while True:
+            oldest = next(iter(self._reports))
+            if len(self._reports) <= WORKERS and now - self._reports[oldest].heard < FORGET:
+                return
+            del self._reports[oldest]
 
     def agree(self, worker: str, settings: dict[str, Any]) -> dict[str, Any] | None:
         """The settings that hold: those of whoever came first, or after a restart of whoever has trained longest.
