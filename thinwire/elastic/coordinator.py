@@ -111,7 +111,7 @@ class Coordinator:
         if not guest.friend:
             guest.befriend()
         try:
-            answer = self._take(request.path, json.loads(request.body))
+            answer = self._take(request.path, dict(json.loads(request.body)))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Answered(400, f"its report is not valid: {' '.join(str(error).split())[:TEXT]}") from error
         body = dump(answer)

@@ -13,6 +13,7 @@ from typing import Any
 WORKERS = 1024
 FORGET = 3600.0  # seconds after which a silent worker leaves the list
 TEXT = 200  # characters
+DEPTH = 8  # of settings
 
 NUMBER = (int, float)
 FACTS: dict[str, tuple[type, ...]] = {
@@ -52,6 +53,11 @@ def _short(value: Any) -> bool:
     if isinstance(value, list):
         return len(value) <= WORKERS and all(isinstance(item, str) and len(item) <= TEXT for item in value)
     return not isinstance(value, str) or len(value) <= TEXT
+
+
+def _is_shallow(value: Any, depth: int = DEPTH) -> bool:
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inside)
 
 
 def settings_hash(settings: dict[str, Any]) -> str:
@@ -113,6 +119,8 @@ class Roster:
 
         None while a live worker is known to hold others than these, which it has yet to tell.
         """
+        if not _is_shallow(settings):
+            raise ValueError(f"settings are nested more than {DEPTH} deep")
         with self._lock:
             asked, step = settings_hash(settings), self._reports.get(worker, Report()).step
             if self.settings is None:
