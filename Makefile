@@ -1,5 +1,6 @@
 # make train   trains a small model with the default method    make test    lint, then every test
 # make lint    ruff and mypy                                   make format  what ruff would write
+# make docs    the documentation, into site/
 # make clean   caches, builds and the marks of a finished set-up; runs/ and environments stay
 #
 # Each does its own set-up, once, in .venv. VENV=path uses that environment instead and keeps the torch it has.
@@ -10,9 +11,9 @@ ARGS ?=
 PY = $(VENV)/bin/python
 
 EXTRAS_train = train
-EXTRAS_dev = train,elastic,hf,lightning,dev
+EXTRAS_dev = train,elastic,hf,lightning,docs,dev
 
-.PHONY: train test lint format clean
+.PHONY: train test lint format docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.thinwire-train
@@ -31,6 +32,9 @@ lint: $(VENV)/.thinwire-dev
 format: $(VENV)/.thinwire-dev
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+docs: $(VENV)/.thinwire-dev
+	$(PY) -m mkdocs build --strict
 
 # Some distributions ship venv without pip: then the pip at hand installs one.
 $(PY):
