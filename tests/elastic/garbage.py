@@ -7,9 +7,10 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 POST = b"POST /report HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 PICKLE = b"\x80\x04\x8c\x05posix\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85\x94R\x94."
@@ -90,7 +91,19 @@ def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
     return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
 
 
-def until(true, seconds: float = 20, what: str = "it never came true"):
+def free_pair() -> int:
+    """A port that is free and followed by a free one."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+            try:
+                socket.create_server(("127.0.0.1", port + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def until(true: Callable[[], Any], seconds: float = 20, what: str = "it never came true") -> Any:
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, what

@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("torchft")
 
+from tests.elastic.garbage import free_pair, until  # noqa: E402
 from tests.train.conftest import environment  # noqa: E402
 from thinwire.elastic import reporter as reporting  # noqa: E402
 from thinwire.elastic.coordinator import Coordinator  # noqa: E402
@@ -29,18 +30,6 @@ from thinwire.train.errors import UserError  # noqa: E402
 pytestmark = pytest.mark.xdist_group("processes")
 
 SECRET = b"s" * 32
-
-
-def free_pair() -> int:
-    """A port that is free and followed by a free one."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 @pytest.fixture
@@ -60,14 +49,6 @@ def start() -> Iterator[Callable[..., Any]]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "EVERY", 0.05)
-
-
-def until(true: Callable[[], Any], seconds: float = 10) -> Any:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-    return true()
 
 
 def get(coordinator: Coordinator, path: str, **headers: str) -> tuple[int, Any, bytes]:

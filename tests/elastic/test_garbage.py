@@ -9,8 +9,6 @@ import os
 import pickle
 import pickletools
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +25,7 @@ pytest.importorskip("torchft")
 from torchft.coordination import LighthouseClient  # noqa: E402
 
 from tests.elastic import garbage  # noqa: E402
-from tests.elastic.garbage import half_open, listening, memory, throw, until  # noqa: E402
-from tests.elastic.test_coordinator import free_pair  # noqa: E402
-from tests.train.conftest import environment  # noqa: E402
+from tests.elastic.garbage import free_pair, half_open, memory, throw, until  # noqa: E402
 from thinwire.elastic import door as doors  # noqa: E402
 from thinwire.elastic import secret as secrets  # noqa: E402
 from thinwire.elastic.channel import FRAME, GREETING, Channel  # noqa: E402
@@ -485,67 +481,8 @@ def test_the_pickle_would_have_run_a_command() -> None:
 # -- the ports of torchft, torch and gloo ------------------------------------------------------------------------------
 
 
-class Workers:
-    """A coordinator and two workers of torchft, each a process of its own."""
-
-    def __init__(self) -> None:
-        port = free_pair()
-        self.lighthouse = f"127.0.0.1:{port}"
-        env = environment() | {"RUST_LOG": "error"}
-        command = [sys.executable, "-m", "thinwire.cli", "coordinator", "--port", str(port), "--round-deadline", "5s"]
-        self.processes = [
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        ]
-        assert self.processes[0].stdout is not None
-        self.processes[0].stdout.readline()
-        for name in ("a", "b"):
-            command = [sys.executable, "-m", "tests.elastic.plain_worker", self.lighthouse, name]
-            options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-            self.processes.append(subprocess.Popen(command, env=env, cwd=Path(__file__).parents[2], **options))
-        self.ports = [json.loads(self._line(process)) for process in self.processes[1:]]
-        self.rounds: list[dict[str, Any]] = [{}, {}]
-        for number in range(2):
-            threading.Thread(target=self._follow, args=(number,), daemon=True).start()
-
-    @staticmethod
-    def _line(process: subprocess.Popen[str]) -> str:
-        assert process.stdout is not None
-        return process.stdout.readline()
-
-    def _follow(self, number: int) -> None:
-        while line := self._line(self.processes[1 + number]):
-            self.rounds[number] = json.loads(line)
-
-    def go_on(self) -> None:
-        """Both take part in two more rounds that are committed."""
-        reached = max(round_.get("step", 0) for round_ in self.rounds)
-        met = {"committed": True, "workers": 2}
-        until(
-            lambda: all(r.items() >= met.items() and r["step"] > reached + 1 for r in self.rounds), 60, "no more rounds"
-        )
-
-    def port_of(self, name: str) -> int:
-        if name == "lighthouse":
-            return int(self.lighthouse.rsplit(":", 1)[1])
-        if name != "gloo":
-            return int(self.ports[0][name])
-        return next(port for _, port in listening(self.processes[1].pid) if port not in self.ports[0].values())
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    made = Workers()
-    yield made
-    made.close()
-
-
 @pytest.mark.parametrize("name", ["lighthouse", "manager", "store", "gloo", "healing"])
-def test_rounds_go_on_under_garbage_on_every_port_of_a_worker(workers: Workers, name: str) -> None:
+def test_rounds_go_on_under_garbage_on_every_port_of_a_worker(workers, name: str) -> None:
     workers.go_on()
     before = [memory(process.pid) for process in workers.processes]
     port = workers.port_of(name)
