@@ -1,0 +1,1 @@
+"""Callbacks for training frameworks: `hf` for transformers' Trainer, `lightning` for Lightning's. Import the one."""
