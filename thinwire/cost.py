@@ -114,7 +114,9 @@ class Cost:
 def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) -> Cost:
     """The price of `method` on `model`, which may live on the meta device.
 
-    Without an optimizer every trainable tensor is taken to have every named state.
+    Without an optimizer every trainable tensor is taken to have every named state. A price is that of a worker:
+    where its shards meet those of other workers, each process takes its part of the memory; where one process leads,
+    it takes all of it, and room for one unsharded tensor while it gathers.
 
     >>> import thinwire as tw
     >>> tw.cost(tw.desloc(every=256), nn.Linear(100, 10), workers=4).bytes_per_step
@@ -123,6 +125,7 @@ def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) 
     if workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
     replica = Replica(model, optimizer if optimizer is not None else [])
+    replica.is_whole = True  # a message is of unsharded tensors, however many processes hold them
     rows = [(str(row), row, Live(row.view, replica, row.codec.align)) for row in method.resolved(replica).rows]
     header = header_length(replica.most_tensors)
     return Cost(tuple(_price(text, row, live, workers, header) for text, row, live in rows if live.names))

@@ -110,7 +110,7 @@ class Line:
         self._take_over(fleet, heard)
         if heard.error is not None:
             raise heard.error
-        return handed
+        return {name: handed[name] for name in model.table(self.replicas[0]) if name in handed}  # as the lead has them
 
     def _say(self, what: Task | Report) -> None:
         blob = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8)

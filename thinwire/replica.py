@@ -377,6 +377,8 @@ class Live:
     def read(self) -> Tensor:
         """A new buffer with the present values; zeros where a tensor is absent."""
         buffer = self.spare.take(self.layout, self.device)
+        if buffer.is_meta:  # of a model that is only being priced
+            return buffer
         pairs = []
         for view, tensor in zip(self.layout.views(buffer), self.each(), strict=True):
             if tensor is None:

@@ -145,3 +145,39 @@ def test_islands_of_one_two_and_three_equal_the_unsharded_run(six: Cluster, name
 @pytest.mark.parametrize("name", ["diloco", "sparseloco"])
 def test_sites_of_one_two_and_three_equal_the_unsharded_run(six: Cluster, name: str) -> None:
     check_equal(six.run(at_sites, 6, free_port(), name, join=False), name, exact=name not in SUMMED)
+
+
+# -- equal islands, 2 x 2 ----------------------------------------------------------------------------------------------
+
+
+def recorded(transport: tw.Transport) -> list[str]:
+    """A hash of every message that goes out by this transport from now on."""
+    seen: list[str] = []
+    exchange = transport.exchange
+
+    def recording(order: Any) -> Any:
+        assert order.kind == "gather"
+        seen.append(hashlib.sha256(b"".join(bytes(p.numpy()) for p in order.contributions)).hexdigest())
+        return exchange(order)
+
+    transport.exchange = recording  # type: ignore[method-assign]
+    return seen
+
+
+def messages(rank: int, shards: int, name: str) -> tuple[list[str], int]:
+    mesh = init_device_mesh("cpu", (2, shards), mesh_dim_names=("workers", "shards"))
+    transport = tw.Group(mesh["workers"])
+    seen = recorded(transport)
+    fleet, _ = trained(sharded(small_model(), mesh["shards"]), transport, name, rank // shards)
+    return seen, fleet.bytes_sent
+
+
+@pytest.mark.parametrize("name", ["sparseloco", "decoupled", "demo"])
+def test_top_k_and_dct_messages_are_the_same_bytes_at_any_shard_count(six: Cluster, name: str) -> None:
+    plain = six.run(messages, 2, 1, name)
+    assert len(plain[0][0]) >= 2 and plain[0][0] != plain[1][0]
+    for shards in (2, 3):
+        answers = six.run(messages, 2 * shards, shards, name)
+        for rank, (seen, sent) in enumerate(answers):
+            leads = rank % shards == 0
+            assert seen == (plain[rank // shards][0] if leads else []) and sent == plain[0][1]
