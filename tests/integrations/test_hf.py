@@ -68,8 +68,10 @@ def test_the_log_shows_bytes_and_waiting(runs: dict[str, Any]) -> None:
 def test_a_process_group_set_up_by_hand_serves_too(cluster: Cluster, tmp_path: Any) -> None:
     apart = cluster.run(with_trainer, 2, free_port(), "local_sgd", str(tmp_path / "a"), timeout=PATIENCE, join=False)
     by_hand = cluster.run(with_trainer, 2, None, "local_sgd", str(tmp_path / "b"), timeout=PATIENCE)
-    for one, other in zip(apart, by_hand, strict=True):
+    resumed = cluster.run(with_trainer, 2, None, "local_sgd", str(tmp_path / "b"), 5, timeout=PATIENCE)
+    for one, other, third in zip(apart, by_hand, resumed, strict=True):
         torch.testing.assert_close(one["values"], other["values"], rtol=0, atol=0)
+        torch.testing.assert_close(one["values"], third["values"], rtol=0, atol=0)
 
 
 # -- several processes inside a worker -------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from .common import (
 )
 
 try:
-    from transformers import TrainerCallback
+    import safetensors.torch
+    from transformers import PreTrainedModel, TrainerCallback
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "thinwire.integrations.hf needs transformers: pip install 'thinwire[hf]'", name=error.name
@@ -147,6 +148,7 @@ class ThinwireCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         assert self.fleet is not None
+        _save_weights(args, _checkpoint(args, state), others["model"])
         if not args.save_only_model:
             kept = {"weights": weights_checksum(self.fleet), "fleet": self.fleet.state_dict()}
             torch.save(kept, os.path.join(_checkpoint(args, state), _file_name(self.fleet, args)))
@@ -209,6 +211,14 @@ class _Evaluation:
 
 def _checkpoint(args: Any, state: Any) -> str:
     return os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def _save_weights(args: Any, folder: str, model: nn.Module) -> None:
+    """In a process group, transformers writes weights on the first rank alone, though each worker has its own."""
+    alone = args.world_size == 1  # as the Trainer sees it
+    if alone and dist.is_initialized() and dist.get_rank() and isinstance(model, PreTrainedModel):
+        safetensors.torch.save_model(model, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        model.config.save_pretrained(folder)
 
 
 def _file_name(fleet: Fleet, args: Any) -> str:
