@@ -33,10 +33,11 @@ DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 INCLUDED = re.compile(r'^--8<-- "(.+)"$', re.M)
+EQUATION = re.compile(r"\$[^$`]+\$")
 RUN_ELSEWHERE = {"migration.md"}  # tests/integrations/test_migration.py
 AS_PRINTED = doctest.ELLIPSIS
 
-pytestmark = pytest.mark.xdist_group("docs")  # one build serves the whole file
+one_build = pytest.mark.xdist_group("docs")  # one site serves all of its tests
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,12 @@ def html_of(site: Path) -> dict[str, str]:
     return {str(path.relative_to(site)): path.read_text() for path in sorted(site.rglob("*.html"))}
 
 
+@one_build
 def test_every_page_is_built(site: Path) -> None:
     assert {page.replace(".md", ".html") for page in PAGES} <= set(html_of(site))
 
 
+@one_build
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     loading = re.compile(r'<(?:script|img|iframe)[^>]*\bsrc="?(?:https?:)?//|<link[^>]*\bhref="?(?:https?:)?//')
     for name, html in html_of(site).items():
@@ -87,16 +90,18 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(\s*['\"]?(?:https?:)?//", css.read_text()), css.name
 
 
+@one_build
 def test_equations_are_drawn_by_the_browser(site: Path) -> None:
     built = html_of(site)
     for page, text in PAGES.items():
         html = built[page.replace(".md", ".html")]
-        assert ("<math" in html) == ("$" in re.sub(FENCE, "", text)), page
+        assert ("<math" in html) == bool(EQUATION.search(FENCE.sub("", text))), page
         assert 'class="arithmatex"' not in html, page
         for equation in re.findall(r"<math.*?</math>", html, re.S):  # no LaTeX is left in it
             assert not re.search(r"\\|&(?!#x)", equation), f"{page}: {equation}"
 
 
+@one_build
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     documented = {line.split(" ")[0].rpartition(".")[2] for line in zlib.decompress(inventory).decode().splitlines()}
@@ -127,6 +132,7 @@ def check_doctest(page: str, block: Block, names: dict[str, Any]) -> None:
     assert runner.failures == 0, "".join(said)
 
 
+@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("page", pages_with("console"))
 def test_console_blocks(page: str, tmp_path: Path) -> None:
     """All commands of a page run side by side: those of two machines must meet."""
