@@ -303,6 +303,14 @@ def test_beyond_loopback_a_secret_is_needed_and_taken_ports_are_said(start) -> N
             Coordinator(port=taken)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_every_interface_means_both_kinds(start) -> None:
+    port = free_pair()
+    start(Coordinator, bind="::", port=port, secret=SECRET)
+    for host in ("127.0.0.1", "[::1]"):
+        start(Reporter, f"{host}:{port}", host, SECRET)
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 

@@ -128,6 +128,26 @@ def test_garbage_is_refused_with_one_line(server: Server, kind: str, log: Log, i
     assert server.serves()
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("endless header", "headers are longer than 16384"),
+        ("endless headers", "headers are longer than 16384"),
+        ("endless body", "a body of 999999999999 bytes, at most 65536"),
+        ("negative body", "not given as a number"),
+        ("chunks", "not given as a number"),
+        ("noise", "headers are longer"),
+        ("half a request", "in the middle"),
+    ],
+)
+def test_a_request_over_a_limit_is_refused_at_once(requests, log: Log, kind: str, why: str) -> None:
+    line, coordinator = requests
+    throw("127.0.0.1", line.port, garbage.kinds()[kind])
+    until(lambda: not coordinator._door._present(), doors.PATIENCE / 2)
+    (said,) = log.take()
+    assert why in said
+
+
 def test_memory_stays_bounded_under_much_of_it(server: Server, impatient: None) -> None:
     assert server.serves()
     before = memory()
@@ -146,7 +166,7 @@ def test_half_open_connections_keep_nobody_out(server: Server, log: Log, monkeyp
     before = threading.active_count()
     links = half_open("127.0.0.1", server.port, 40)
     try:
-        until(lambda: len(log.lines) >= 40 - doors.STRANGERS, what="no room was made")
+        until(lambda: len(log.lines) >= 40 - doors.STRANGERS, doors.PATIENCE / 2, "no room was made")
         assert server.serves(), "while they are all there"
         assert threading.active_count() <= before + doors.STRANGERS + 4
         monkeypatch.setattr(doors, "PATIENCE", 0.5)

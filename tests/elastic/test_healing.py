@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torchft")
 
+from tests.elastic.garbage import until  # noqa: E402
 from thinwire.elastic.channel import Channel  # noqa: E402
 from thinwire.elastic.door import Refused  # noqa: E402
 from thinwire.elastic.healing import Healing  # noqa: E402
@@ -98,6 +99,7 @@ def test_any_state_arrives_as_it_was(shared, state: Any) -> None:
     assert same(state, carried(shared, state))
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_every_dtype_bit_for_bit(shared, name: str) -> None:
     dtype = DTYPES[name]
@@ -163,6 +165,15 @@ def test_a_joiner_may_ask_before_its_donor_has_staged(healing) -> None:
     donor.send_checkpoint([1], 9, "right", PATIENT)
     asking.join(10)
     assert got == ["right"]
+
+
+def test_a_joiner_that_dies_while_it_waits_takes_no_place(healing) -> None:
+    donor = healing()
+    host, port = donor.metadata().split(":")
+    with socket.create_connection((host, int(port))) as link:
+        Channel.join(link, SECRET, 10).send_json({"step": 9, "timeout": 1000})
+        until(lambda: any(guest.friend for guest in donor._door._present()))
+    until(lambda: not donor._door._present())
 
 
 def test_what_is_over_or_never_staged_is_refused(healing) -> None:

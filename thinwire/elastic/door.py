@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -52,6 +53,12 @@ class Guest:
         """End the visit without a word."""
         self._gone.acquire(blocking=False)
         self.hang_up()
+
+    def has_gone(self) -> bool:
+        """Whether the other side has closed the connection; for those who wait without reading."""
+        waiting = select.poll()
+        waiting.register(self.link, select.POLLIN)
+        return bool(waiting.poll(0)) and not self.link.recv(1, socket.MSG_PEEK)
 
     def hang_up(self) -> None:
         with suppress(OSError):  # the other side may have gone first
@@ -140,7 +147,8 @@ class Door:
 def _listen(name: str, host: str, port: int) -> socket.socket:
     try:
         found = address.resolve(host)[0]
-        return socket.create_server((found, port), family=socket.AF_INET6 if ":" in found else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in found else socket.AF_INET
+        return socket.create_server((found, port), family=family, dualstack_ipv6=found == "::")
     except OSError as error:
         cure = "choose another, or end what uses it"
         raise ValueError(f"{name}: cannot listen at {address.join(host, port)} ({_short(error)}): {cure}") from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -112,9 +113,15 @@ class Healing(CheckpointTransport[Any]):
 
     def _await(self, guest: Guest, step: float, wait: float) -> Parcel | None:
         """The staged state of that step, waited for: a joiner may ask before its donor has come to the round."""
+        deadline = time.monotonic() + wait
         with self._change:
-            self._change.wait_for(lambda: self._staged is not None and self._staged[0] >= step, wait)
-            if self._staged is None or self._staged[0] != step:
+            while self._staged is None or self._staged[0] < step:
+                if time.monotonic() > deadline:
+                    return None
+                self._change.wait(min(1.0, wait))
+                if guest.has_gone():
+                    raise Refused("it went away while it waited for its state")
+            if self._staged[0] != step:
                 return None
             self._serving.add(guest)
             return self._staged[1]
