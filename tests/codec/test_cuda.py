@@ -57,10 +57,21 @@ def test_same_bits(codec, kind):
     torch.testing.assert_close(codec.merge([there, there], [1.0, 0.5], layout).cpu(), merged)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.5, 0.0, 3.0)])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.5, 0.0, 3.0, 2.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize("codec", [Float32(), BFloat16(), Int8(), E3M0(), TwoBit()], ids=repr)
+def test_a_dense_mean_has_the_same_bits(codec, weights):
+    made = [filled(codec, BIG, seed=seed) for seed, _ in enumerate(weights)]
+    layout = made[0][0]
+    payloads = [codec.encode(buffer, layout) for _, buffer in made]
+    sent = [torch.cat([payload.new_zeros(3), payload]).cuda()[3:] for payload in payloads]  # from an odd byte on
+    want = codec.merge(payloads, list(weights), layout)
+    assert torch.equal(codec.merge(sent, list(weights), layout).cpu(), want)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.5, 0.0, 3.0), (1.0, 2.0, 0.5, 0.0, 1.0, 1.0)])
 @pytest.mark.parametrize("codec", CLOSE, ids=repr)
 def test_close(codec, weights):
-    made = [filled(codec, BIG, seed=seed) for seed in range(4)]
+    made = [filled(codec, BIG, seed=seed) for seed, _ in enumerate(weights)]
     layout = made[0][0]
     mixed = [made[0][1] + 0.3 * buffer for _, buffer in made]
     payloads = [codec.encode(buffer, layout) for buffer in mixed]

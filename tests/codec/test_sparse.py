@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.codec import reference
 from tests.codec.reference import filled, tensors
-from thinwire.codec import Float32, Int8, Layout, TopK, TwoBit
+from thinwire.codec import DCT, BFloat16, Float32, Int8, Layout, TopK, TwoBit
 from thinwire.codec.bits import packed
 
 SIZES = [(32, 4096), (5, 64), (40, 64), (64, 64), (7, 100), (1, 1), (3, 1024), (60, 1000)]
@@ -45,6 +47,28 @@ def test_bytes_are_those_of_the_indices_and_values(k, chunk):
             kept[kind] = kept.get(kind, 0) + reference.keep(n, k, chunk)
     want = sum(packed(count, bits) for (_, bits), count in kept.items()) + 4 * sum(kept.values())
     assert codec.size(Layout(tuple(shapes), chunk)) == want
+
+
+SHAPE = st.one_of(
+    st.tuples(), st.tuples(st.integers(0, 300)), st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 3))
+)
+VALUES = st.sampled_from([Float32(), BFloat16(), Int8(), TwoBit()])
+
+
+@given(st.lists(SHAPE, max_size=5), st.integers(1, 70), st.data(), VALUES)
+@settings(max_examples=60, deadline=None)
+def test_a_size_is_that_of_a_payload_without_making_one(shapes, chunk, data, values):
+    k = data.draw(st.integers(1, chunk))
+    side = data.draw(st.integers(1, 9))
+    for codec in (TopK(k, chunk, values), DCT(TopK(min(k, side * side), side * side, values), side)):
+        layout, buffer = filled(codec, [torch.Size(shape) for shape in shapes])
+        assert codec.size(layout) == codec.encode(buffer, layout).numel()
+
+
+def test_a_size_is_arithmetic():
+    """A row that no machine could hold."""
+    layout = Layout((torch.Size([1 << 24, 1 << 20]),), 4096)
+    assert TopK(64).size(layout) == (1 << 32) * 64 * 12 // 8 + (1 << 32) * 64 * 4
 
 
 def test_the_payload_is_packed_indices_then_values():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .base import Codec, Layout, Weight, divide_by_weights
+from .triton import usable
 
 BLOCK = 128
 STEP = 8192  # blocks worked on at once on a CPU: what stays in its caches
@@ -23,6 +24,7 @@ class Blocked(Codec):
     """
 
     align = BLOCK
+    kind: str  # what kernels call it
     scale: torch.dtype
     per_byte: int
 
@@ -45,8 +47,10 @@ class Blocked(Codec):
 
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
         """As Codec.merge, but a stretch of all payloads at a time."""
-        total = layout.zeros(payloads[0].device)
         split = [self._split(payload, layout) for payload in payloads]
+        if by_kernels(payloads, weights):
+            return self._mean(split, weights, layout)
+        total = layout.zeros(payloads[0].device)
         for rows in _steps(total):
             mine = total.view(-1, BLOCK)[rows]
             value = torch.empty_like(mine)
@@ -54,6 +58,13 @@ class Blocked(Codec):
                 self._read(scales[rows], codes[rows], value)
                 mine.add_(value.mul_(weight.view(-1, BLOCK)[rows] if isinstance(weight, Tensor) else weight))
         return divide_by_weights(total, weights)
+
+    def _mean(self, split: list[tuple[Tensor, Tensor]], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        from .triton import mean as kernels
+
+        out = torch.empty(layout.total, device=split[0][0].device)
+        codes = [code.view(-1).view(torch.int8 if self.per_byte == 1 else torch.uint8) for _, code in split]
+        return kernels.mean(self.kind, codes, [scales for scales, _ in split], weights, out)
 
     def _split(self, payload: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """The scales (blocks) and the codes (blocks, bytes) of a payload."""
@@ -135,6 +146,16 @@ def _slots(layout: Layout, device: torch.device) -> Tensor:
     """int64 [layout.values]: where each value lies in the buffer."""
     pieces = [torch.arange(first, last, device=device) for first, last in runs(layout, 1)]
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
+
+
+def by_kernels(payloads: Sequence[Tensor], weights: Sequence[Weight]) -> bool:
+    """Whether kernels take the mean: of payloads on a GPU, with one number each for a weight."""
+    return usable(payloads[0].device) and not any(isinstance(weight, Tensor) for weight in weights)
+
+
+def as_type(payload: Tensor, kind: torch.dtype) -> Tensor:
+    """uint8 [bytes] -> the values; a payload that starts where this type may not is copied."""
+    return (payload if payload.storage_offset() % kind.itemsize == 0 else payload.clone()).view(kind)
 
 
 def aligned(payloads: Tensor, kind: torch.dtype) -> Tensor:

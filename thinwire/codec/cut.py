@@ -39,6 +39,11 @@ class Chunks:
     keeps: Tensor  # those kept
     tensors: Tensor  # whose it is
 
+    @cached_property
+    def ends(self) -> Tensor:
+        """One past the last value kept of each, among all that are kept."""
+        return self.keeps.cumsum(0)
+
     def __getitem__(self, mine: Tensor) -> Chunks:
         return Chunks(self.starts[mine], self.counts[mine], self.keeps[mine], self.tensors[mine])
 
@@ -102,22 +107,50 @@ def cut(layout: Layout, chunk: int, k: int, device: torch.device) -> Cut:
     return Cut(chunks.to(device), groups, Layout(tuple(torch.Size([n]) for n in kept.tolist())), order)
 
 
+@lru_cache(maxsize=256)
+def counted(layout: Layout, chunk: int, k: int) -> tuple[Streams, Layout]:
+    """How many indices of how many bits `cut` gives, and its values: numbers alone, for rows of any size.
+
+    >>> counted(Layout((torch.Size([130]),), 64), 64, 4)
+    ([(8, 6), (1, 1)], Layout(shapes=(torch.Size([9]),), align=1, blocks=None))
+    """
+    streams: dict[int, tuple[int, int]] = {}
+    kept = []
+    for which, size in enumerate(layout.sizes):
+        width = chunk if layout.blocks is None else layout.shapes[which][1]
+        kept.append(0)
+        for count, held in ((size // width, width), (1, size % width)):
+            if count * held:
+                keep = _keep(held, held if layout.blocks is None else layout.blocks[which], chunk, k)
+                bits = (held - 1).bit_length()
+                kind = 16 - bits if held < chunk else -keep
+                streams[kind] = (streams.get(kind, (0, 0))[0] + count * keep, bits)
+                kept[-1] += count * keep
+    return list(streams.values()), Layout(tuple(torch.Size([n]) for n in kept))
+
+
+def _keep(held: int, real: int, chunk: int, k: int) -> int:
+    """Values kept of a chunk that holds so many, `real` of which are not padding."""
+    if k == chunk:  # everything is everything: without the coefficients of its padding a block would be lost
+        return held
+    return min(real, max(1, (2 * real * k + chunk) // (2 * chunk)))
+
+
 def _chunks(layout: Layout, chunk: int, k: int) -> Chunks:
-    starts, counts, reals, tensors = [], [], [], []
+    starts, counts, keeps, tensors = [], [], [], []
     for which, (at, size, shape) in enumerate(zip(layout.offsets, layout.sizes, layout.shapes, strict=True)):
         width = chunk if layout.blocks is None else shape[1]
         assert 0 < width <= chunk
         steps = torch.arange(0, size, width)
         starts.append(at + steps)
         counts.append((size - steps).clamp_(max=width))
-        reals.append(counts[-1] if layout.blocks is None else torch.full_like(steps, layout.blocks[which]))
+        held = (width, size % width or width)  # of all chunks, and of the last
+        real = held if layout.blocks is None else (layout.blocks[which],) * 2
+        keeps.append(torch.full_like(steps, _keep(held[0], real[0], chunk, k)))
+        keeps[-1][-1:] = _keep(held[1], real[1], chunk, k)
         tensors.append(torch.full_like(steps, which))
     empty = [torch.empty(0, dtype=torch.int64)]
-    held, real = torch.cat(counts or empty), torch.cat(reals or empty)
-    keeps = ((2 * real * k + chunk) // (2 * chunk)).clamp_(min=1).minimum(real)
-    if k == chunk:  # everything is everything: without the coefficients of its padding a block would be lost
-        keeps = held
-    return Chunks(torch.cat(starts or empty), held, keeps, torch.cat(tensors or empty))
+    return Chunks(*(torch.cat(found or empty) for found in (starts, counts, keeps, tensors)))
 
 
 def _group(chunks: Chunks, layout: Layout, chunk: int, device: torch.device) -> Group:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from .base import Codec, Layout, Weight
 from .cosine import exact
-from .plan import Plan, piece_plan, whole_plan
+from .fused import WIDEST, Fused
+from .plan import piece_plan, whole_plan
 from .sparse import TopK
 from .stream import Streamed
 from .triton import usable
+from .whole import Whole
 
 
 class DCT(Codec):
@@ -41,20 +42,20 @@ class DCT(Codec):
         self.align = chunk
 
     def size(self, layout: Layout) -> int:
-        return sum(way.size for way in ways(self.inner, self.chunk, layout))
+        return sum(way.size for way in self._ways(layout, torch.device("cpu")))
 
     def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
         with exact(buffer.device):
-            return torch.cat([way.encode(buffer) for way in ways(self.inner, self.chunk, layout)])
+            return torch.cat([way.encode(buffer) for way in self._ways(layout, buffer.device)])
 
     def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         own = _blank(layout, buffer.device)
         with exact(buffer.device):
-            return torch.cat([way.encode_with_own(buffer, own) for way in ways(self.inner, self.chunk, layout)]), own
+            return torch.cat([way.encode_with_own(buffer, own) for way in self._ways(layout, buffer.device)]), own
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
         out = _blank(layout, payload.device)
-        parts = ways(self.inner, self.chunk, layout)
+        parts = self._ways(layout, payload.device)
         with exact(out.device):
             for way, mine in zip(parts, payload.split([way.size for way in parts]), strict=True):
                 way.decode(mine, out)
@@ -63,7 +64,7 @@ class DCT(Codec):
     def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
         """As Codec.merge; a weight given per value must be the same throughout a tensor."""
         out = _blank(layout, payloads[0].device)
-        parts = ways(self.inner, self.chunk, layout)
+        parts = self._ways(layout, out.device)
         split = torch.stack(list(payloads)).split([way.size for way in parts], 1)
         heads = [_per_tensor(weight, layout) for weight in weights]
         with exact(out.device):
@@ -71,72 +72,28 @@ class DCT(Codec):
                 way.merge(mine, heads, out)
         return out
 
+    def _ways(self, layout: Layout, device: torch.device) -> list[Streamed | Whole | Fused]:
+        return ways(self.inner, self.chunk, layout, usable(device) and self.chunk <= WIDEST)
+
     def __repr__(self) -> str:
         return f"DCT({self.inner!r}, chunk={self.chunk})"
 
 
 @lru_cache(maxsize=64)
-def ways(inner: Codec, chunk: int, layout: Layout) -> list[Streamed | Whole]:
-    """Top-k of full blocks goes strip by strip; what is left, and any other codec, by all coefficients at once."""
+def ways(inner: Codec, chunk: int, layout: Layout, kernels: bool) -> list[Streamed | Whole | Fused]:
+    """Top-k of full blocks goes strip by strip; what is left, and any other codec, by all coefficients at once.
+    Kernels do top-k of any block."""
     if not isinstance(inner, TopK):
         return [Whole(inner, whole_plan(layout, chunk, inner.align))]
-    return [Streamed(inner, piece_plan(layout, chunk, True)), Whole(inner, piece_plan(layout, chunk, False))]
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """`inner` on all coefficients of some pieces, in one buffer."""
-
-    inner: Codec
-    plan: Plan
-
-    @cached_property
-    def size(self) -> int:
-        return self.inner.size(self.plan.inside)
-
-    def encode(self, buffer: Tensor) -> Tensor:
-        return self.inner.encode(self._forward(buffer), self.plan.inside)
-
-    def encode_with_own(self, buffer: Tensor, out: Tensor) -> Tensor:
-        payload, own = self.inner.encode_with_own(self._forward(buffer), self.plan.inside)
-        self._inverse(own, out)
-        return payload
-
-    def decode(self, payload: Tensor, out: Tensor) -> None:
-        self._inverse(self.inner.decode(payload, self.plan.inside), out)
-
-    def merge(self, payloads: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
-        """Payloads (workers, size); `weights` are numbers, or one number per tensor of the row."""
-        spread = [self._per_coefficient(weight) for weight in weights]
-        self._inverse(self.inner.merge(list(payloads), spread, self.plan.inside), out)
-
-    def _forward(self, buffer: Tensor) -> Tensor:
-        coefficients = self.plan.inside.zeros(buffer.device)
-        for batch in self.plan.batches:
-            tall, found = batch.read(buffer), batch.found(coefficients)
-            for strip in batch.blocks.strips(buffer.device):
-                found[strip.mine] = strip.forward(tall)
-        return coefficients
-
-    def _inverse(self, coefficients: Tensor, out: Tensor) -> None:
-        for batch in self.plan.batches:
-            tall, found = batch.target(out), batch.found(coefficients)
-            for strip in batch.blocks.strips(out.device):
-                strip.inverse(found[strip.mine], tall)
-            batch.write(tall, out)
-
-    def _per_coefficient(self, weight: Weight) -> Weight:
-        if not isinstance(weight, Tensor):
-            return weight
-        inside = self.plan.inside
-        mine = weight[torch.tensor(self.plan.tensors, dtype=torch.int64, device=weight.device)]
-        spans = torch.tensor(inside.spans, dtype=torch.int64, device=weight.device)
-        return mine.repeat_interleave(spans, output_size=inside.total)
+    full, rest = piece_plan(layout, chunk, True), piece_plan(layout, chunk, False)
+    if kernels:
+        return [Fused(inner, full, chunk), Fused(inner, rest, chunk)]
+    return [Streamed(inner, full), Whole(inner, rest)]
 
 
 def _blank(layout: Layout, device: torch.device) -> Tensor:
-    """A buffer to be filled but for its gaps; kernels want zeros."""
-    if layout.total > layout.values or usable(device):
+    """A buffer to be filled but for its gaps."""
+    if layout.total > layout.values:
         return layout.zeros(device)
     return torch.empty(layout.total, device=device)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout
-from .blocks import Blocked, aligned
+from .base import Codec, Layout, Weight
+from .blocks import Blocked, aligned, as_type, by_kernels
 from .triton import usable
 
 TINY = 2.0**-100  # a block with nothing larger is sent as zeros: dividing by its maximum would overflow
@@ -41,6 +42,11 @@ class Float32(Codec):
     def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
         return aligned(payloads, torch.float32)
 
+    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        if not by_kernels(payloads, weights):
+            return super().merge(payloads, weights, layout)
+        return _mean(payloads, weights, layout, torch.float32)
+
     def __repr__(self) -> str:
         return "Float32()"
 
@@ -65,11 +71,15 @@ class BFloat16(Codec):
         return buffer.to(torch.bfloat16).view(torch.uint8)
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
-        # a payload may start at an odd byte of a larger message; a copy is aligned
-        return payload.clone().view(torch.bfloat16).float()
+        return as_type(payload, torch.bfloat16).float()
 
     def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
         return aligned(payloads, torch.bfloat16).float()
+
+    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        if not by_kernels(payloads, weights):
+            return super().merge(payloads, weights, layout)
+        return _mean(payloads, weights, layout, torch.bfloat16)
 
     def __repr__(self) -> str:
         return "BFloat16()"
@@ -85,6 +95,7 @@ class Int8(Blocked):
     tensor([127.,   3.,  -1.])
     """
 
+    kind = "int8"
     scale = torch.float32
     per_byte = 1
 
@@ -125,6 +136,7 @@ class E3M0(Blocked):
     tensor([ 1.0000,  1.0000, -0.5000,  0.0000])
     """
 
+    kind = "e3m0"
     scale = torch.uint8  # e + 127, the exponent as a float has it; 0: the block is all zeros
     per_byte = 2
 
@@ -167,3 +179,10 @@ def levels(device: torch.device) -> Tensor:
     level = torch.cat([level, 0.0 - level])
     byte = torch.arange(256)
     return torch.stack([level[byte & 15], level[byte >> 4]], 1).view(torch.int64).view(-1).to(device)
+
+
+def _mean(payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout, kind: torch.dtype) -> Tensor:
+    from .triton import mean as kernels
+
+    out = torch.empty(layout.total, device=payloads[0].device)
+    return kernels.mean("plain", [as_type(payload, kind) for payload in payloads], [], weights, out)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .base import Codec, Layout, Weight, divide_by_weights
 from .bits import pack, packed, unpack
 from .blocks import gather, spread
-from .cut import Cut, Streams, cut
+from .cut import Cut, Streams, counted, cut
 from .dense import Float32
 from .select import chosen
 from .triton import usable
@@ -47,8 +47,8 @@ class TopK(Codec):
         self.align = chunk
 
     def size(self, layout: Layout) -> int:
-        plan = self._cut(layout, torch.device("cpu"))
-        return self.written(plan.streams, plan.values)
+        self._check(layout)
+        return self.written(*counted(layout, self.chunk, self.k))
 
     def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
         return self._encode(buffer, layout)[0]
@@ -116,8 +116,11 @@ class TopK(Codec):
         return payload, index, sent
 
     def _cut(self, layout: Layout, device: torch.device) -> Cut:
-        assert layout.blocks is not None or layout.align == self.chunk, f"{self!r} reads a buffer of whole chunks"
+        self._check(layout)
         return cut(layout, self.chunk, self.k, device)
+
+    def _check(self, layout: Layout) -> None:
+        assert layout.blocks is not None or layout.align == self.chunk, f"{self!r} reads a buffer of whole chunks"
 
     def _body(self, kept: Layout) -> Layout:
         """The values kept, as the codec that writes them wants them; two bits have one table per tensor."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout
+from .base import Codec, Layout, Weight
 from .bits import unpack
-from .blocks import aligned, fill, gapless, gather, spread, squeeze
+from .blocks import aligned, by_kernels, fill, gapless, gather, spread, squeeze
 from .dense import Int8
+from .triton import usable
 
 WIDTH = 4096
 
@@ -37,20 +39,25 @@ class TwoBit(Codec):
         return 16 * _tables(layout) + sum(-(-size // 4) for size in layout.sizes)
 
     def encode(self, buffer: Tensor, layout: Layout) -> Tensor:
+        if usable(buffer.device) and layout.align == WIDTH:
+            return self._encode_by_kernels(buffer, layout, None)
         return self._encode(buffer, layout)[0]
 
     def encode_with_own(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        if usable(buffer.device) and layout.align == WIDTH:
+            own = torch.empty_like(buffer)
+            return self._encode_by_kernels(buffer, layout, own), own
         payload, bins, table = self._encode(buffer, layout)
         return payload, _look_up(bins, table, layout)
 
     def decode(self, payload: Tensor, layout: Layout) -> Tensor:
         if layout.align == 1:
             return self.decode_all(payload[None], layout)[0]
-        head = 16 * _tables(layout)
-        table = payload[:head].clone().view(torch.float32).view(-1, 4)
-        codes = fill(payload[head:], _padded(layout), 4).view(-1, 1)
+        if usable(payload.device):
+            return self._merge_by_kernels([payload], [1.0], layout)
+        table, codes = _split(payload, layout)
         shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=payload.device)
-        return _look_up(((codes >> shifts) & 3).view(-1, WIDTH), table, layout)
+        return _look_up(((codes[:, None] >> shifts) & 3).view(-1, WIDTH), table, layout)
 
     def decode_all(self, payloads: Tensor, layout: Layout) -> Tensor:
         if layout.align > 1:
@@ -59,6 +66,30 @@ class TwoBit(Codec):
         bins = unpack(codes, _quads(layout).total, 2)
         levels = aligned(table, torch.float32)
         return gather(levels.gather(1, bins + _first_levels(layout, payloads.device)), _quads(layout))
+
+    def merge(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        if layout.align == WIDTH and by_kernels(payloads, weights):
+            return self._merge_by_kernels(payloads, weights, layout)
+        return super().merge(payloads, weights, layout)
+
+    def _encode_by_kernels(self, buffer: Tensor, layout: Layout, own: Tensor | None) -> Tensor:
+        from .triton import twobit as kernels
+
+        payload, head = torch.empty(self.size(layout), dtype=torch.uint8, device=buffer.device), 16 * _tables(layout)
+        table, codes = payload[:head].view(torch.float32), payload[head:]
+        if not gapless(layout, 4):
+            codes = torch.empty(layout.total // 4, dtype=torch.uint8, device=buffer.device)
+        kernels.write(buffer.view(-1, WIDTH), _rows(layout, buffer.device).counts, codes, table, own)
+        if not gapless(layout, 4):
+            squeeze(codes, layout, 4, payload[head:])
+        return payload
+
+    def _merge_by_kernels(self, payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout) -> Tensor:
+        from .triton import mean as kernels
+
+        tables, codes = zip(*(_split(payload, layout) for payload in payloads), strict=True)
+        out = torch.empty(layout.total, device=payloads[0].device)
+        return kernels.mean("two-bit", codes, tables, weights, out, _rows(layout, out.device).counts)
 
     def _encode(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
         """The payload, and what it says: a bin for each value (rows, 4096), the tables (tables, 4)."""
@@ -116,6 +147,12 @@ def _look_up(bins: Tensor, table: Tensor, layout: Layout) -> Tensor:
     rows = _rows(layout, bins.device)
     values = table[rows.owner].gather(1, bins.to(torch.int64)).where(rows.real(), 0.0).view(-1)
     return values if layout.align == WIDTH else gather(values, _padded(layout))
+
+
+def _split(payload: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Of a buffer of blocks: the tables fp32 (tables, 4), and the codes with their gaps."""
+    table, codes = payload.tensor_split([16 * _tables(layout)])
+    return table.clone().view(torch.float32).view(-1, 4), fill(codes, _padded(layout), 4)
 
 
 def _tables(layout: Layout) -> int:

@@ -10,10 +10,10 @@ import torch
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels can run there: on CUDA, where triton is installed."""
+    """Whether kernels can run there: on a GPU of CUDA, where triton is installed."""
     return device.type == "cuda" and _installed()
 
 
 @lru_cache(maxsize=1)
 def _installed() -> bool:
-    return find_spec("triton") is not None
+    return torch.version.cuda is not None and find_spec("triton") is not None

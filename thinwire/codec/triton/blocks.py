@@ -55,7 +55,7 @@ def _int8(values, scales, codes, own, count, OWN: tl.constexpr, ROWS: tl.constex
 
 
 @triton.jit
-def _level(nibble):
+def level(nibble):
     """The bits of the float that a code is in a block with e = 0."""
     code = nibble & 7
     size = tl.where(code > 0, (code + 120) << 23, 0)
@@ -78,7 +78,7 @@ def _e3m0(values, scales, codes, own, count, OWN: tl.constexpr, ROWS: tl.constex
     tl.store(scales + row, top.to(tl.uint8), mask=row < count)
     tl.store(codes + half, (low | (high << 4)).to(tl.uint8), mask=real)
     if OWN:
-        tl.store(own + at, _level(nibble) * (top << 23).to(tl.float32, bitcast=True)[:, None], mask=real)
+        tl.store(own + at, level(nibble) * (top << 23).to(tl.float32, bitcast=True)[:, None], mask=real)
 
 
 @triton.jit
@@ -88,6 +88,6 @@ def _read_e3m0(scales, codes, out, count, ROWS: tl.constexpr):
     real = (row < count)[:, None]
     byte = tl.load(codes + half, mask=real, other=0).to(tl.int32)
     scale = (tl.load(scales + row, mask=row < count, other=0).to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    pair = tl.join(_level(byte & 15), _level(byte >> 4))
+    pair = tl.join(level(byte & 15), level(byte >> 4))
     at = row[:, None] * 128 + tl.arange(0, 128)[None, :]
     tl.store(out + at, tl.reshape(pair, (ROWS, 128)) * scale[:, None], mask=real)

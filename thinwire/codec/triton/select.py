@@ -1,4 +1,4 @@
-"""Top-k of a row held in registers: bisect the bits of the k-th largest magnitude, then compact in index order."""
+"""Top-k of a row held in registers: narrow down the bits of the k-th largest magnitude, then compact in index order."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 from __future__ import annotations
@@ -16,7 +16,7 @@ def chosen(buffer: Tensor, chunks: Chunks, total: int, width: int) -> tuple[Tens
     index = torch.empty(total, dtype=torch.int32, device=buffer.device)
     values = torch.empty(total, device=buffer.device)
     padded = triton.next_power_of_2(width)
-    table = (chunks.starts, chunks.counts, chunks.keeps, chunks.keeps.cumsum(0))
+    table = (chunks.starts, chunks.counts, chunks.keeps, chunks.ends)
     _chosen[(len(chunks.starts),)](buffer, *table, index, values, padded, num_warps=min(16, max(1, padded // 1024)))
     return index, values
 
@@ -28,23 +28,34 @@ def magnitude(x):
 
 
 @triton.jit
+def _narrow(size, k, low, held, high, first, second):
+    """`low` is reached by `held`, k or more, `high` by fewer: the same again after a look at two bounds in between."""
+    counts = tl.sum((size >= first).to(tl.int32) + ((size >= second).to(tl.int32) << 16))
+    many, few = counts & 0xFFFF, counts >> 16
+    below = tl.where(many > k, second, tl.where(many == k, first + 1, first))
+    above = tl.where(few > k, high, second + 1)  # reached by k alone: found
+    held = tl.where(few >= k, few, tl.where(many >= k, many, held))
+    return tl.where(few >= k, second, tl.where(many >= k, first, low)), held, tl.where(few >= k, above, below)
+
+
+@triton.jit
 def kth(size, k):
-    """The k-th largest of magnitudes, or anything down to the next smaller one."""
-    high = tl.max(size) + 1  # fewer than k reach it
-    low = tl.maximum(high - (2 << 23), 0)  # most often k are within a factor of 4 of the largest
-    low = tl.where(tl.sum((size >= low).to(tl.int32)) >= k, low, 0)
+    """The k-th largest of magnitudes, or anything down to the next smaller one, and how many reach it; of zeros at
+    least k + 1."""
+    high = tl.max(size) + 1
+    # most often the k-th is smaller than the largest by a quarter to a half
+    first, second = tl.maximum(high - (1 << 23), 0), tl.maximum(high - (1 << 21), 0)
+    low, held, high = _narrow(size, k, 0, k + 1, high, first, second)
     while high - low > 1:
-        middle = low + (high - low) // 2
-        count = tl.sum((size >= middle).to(tl.int32))
-        low = tl.where(count >= k, middle, low)
-        high = tl.where(count > k, high, tl.where(count == k, middle + 1, middle))
-    return low
+        third = (high - low + 1) // 3
+        low, held, high = _narrow(size, k, low, held, high, low + third, high - third)
+    return low, held
 
 
 @triton.jit
 def chosen_of_line(size, k):
     """int32 [n] magnitudes, -1 for none -> which are the k largest, and the place of each among them."""
-    edge = kth(size, k)
+    edge, held = kth(size, k)
     more = (size > edge).to(tl.int32)
     same = (size == edge).to(tl.int32)
     spare = k - tl.sum(more)
@@ -55,20 +66,22 @@ def chosen_of_line(size, k):
 
 
 @triton.jit
-def chosen_of_tile(size, k, S: tl.constexpr):
-    """As above for (S, S), S up to 64, line by line; what lies in a tile already is not put into a line again."""
-    edge = kth(size, k)
-    more = (size > edge).to(tl.int32)
-    same = (size == edge).to(tl.int32)
-    spare = k - tl.sum(more)
-    # counts up to each value of its line, both in one number, by a product with a triangle of ones
-    triangle = (tl.arange(0, S)[:, None] <= tl.arange(0, S)[None, :]).to(tl.bfloat16)
-    within = tl.dot((more + 128 * same).to(tl.bfloat16), triangle).to(tl.int32)
-    line = tl.sum(more + (same << 16), 1)
-    before = (tl.cumsum(line, 0) - line)[:, None]
-    ties = (before >> 16) + (within >> 7)
-    mine = (more > 0) | ((same > 0) & (ties <= spare))
-    return mine, (before & 0xFFFF) + (within & 127) + tl.minimum(ties, spare) - 1
+def chosen_of_tile(size, order, k, S: tl.constexpr):
+    """As above for (S, S), S up to 64, whose indices `order` ascend column by column; what lies in a tile is not put
+    into a line again."""
+    edge, held = kth(size, k)
+    below, last = -1, S * S  # of equal ones those up to `last`
+    while (held > k) & (last - below > 1):
+        middle = (below + last) // 2
+        enough = tl.sum(((size > edge) | ((size == edge) & (order <= middle))).to(tl.int32)) >= k
+        below, last = tl.where(enough, below, middle), tl.where(enough, middle, last)
+    mine = (size > edge) | ((size == edge) & (order <= last))
+    # how many there are up to each value of its column, by a product with a triangle of ones
+    triangle = (tl.arange(0, S)[:, None] >= tl.arange(0, S)[None, :]).to(tl.bfloat16)
+    within = tl.dot(triangle, mine.to(tl.bfloat16))
+    column = tl.sum(mine.to(tl.int32), 0)
+    before = tl.cumsum(column, 0) - column - 1
+    return mine, (within + before.to(tl.float32)[None, :]).to(tl.int32)
 
 
 @triton.jit
