@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-_instances: Counter[tuple[int, ...]] = Counter()
+_instances: WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = WeakKeyDictionary()  # of each default group
 
 
 @dataclass
@@ -83,8 +84,9 @@ def site_of_group(group_or_mesh: Any) -> Site:
 def site_among(ranks: Sequence[int], timeout: float) -> Site:
     """The place of this process among these ranks of the default group, which meet in its store."""
     key = tuple(ranks)
-    _instances[key] += 1
-    store = c10d.PrefixStore(f"thinwire/{'-'.join(map(str, ranks))}/{_instances[key]}", c10d._get_default_store())
+    instances = _instances.setdefault(dist.group.WORLD, Counter())
+    instances[key] += 1
+    store = c10d.PrefixStore(f"thinwire/{'-'.join(map(str, ranks))}/{instances[key]}", c10d._get_default_store())
     return Site(store, key.index(dist.get_rank()), len(key), timeout, _way_to_master())
 
 

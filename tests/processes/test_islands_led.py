@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,13 +33,6 @@ METHODS: dict[str, tuple[Callable[[], tw.Method], Callable]] = {
     "reset": (lambda: tw.reset_states(3), adamw),
 }
 SUMMED = {"ddp", "desloc delayed", "diloco", "reset"}  # an all-reduce adds in an order of its own
-
-
-@pytest.fixture(scope="module")
-def six() -> Iterator[Cluster]:
-    cluster = Cluster(6)
-    yield cluster
-    cluster.close()
 
 
 def island_of(rank: int) -> tuple[int, list[int]]:
