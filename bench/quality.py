@@ -1,184 +1,194 @@
 """Loss at equal tokens: M replicas in one process, every method on the same model, batches and seeds.
 
-    python bench/quality.py --data data/novels --runs bench/runs/overlap.json --out results.json
-    python bench/quality.py --data data/novels --runs bench/runs/overlap.json --steps 60 --tokens 2048 --device cpu
+    python bench/quality.py --data data/novels --runs bench/runs/0_rates.json --out bench/results/quality
+    python bench/quality.py --data data/novels --runs bench/runs/1_overlap.json --name ddp --lr 1e-3 --out tried
 
-A run is {"name", "method" (an expression on `tw` and `fragments(n)`), "workers", and any of "lr", "seed", "optimizer"}.
-Every run sees the same tokens in the same order; with M workers each takes its M-th of every batch. Results are written
-after each run, so that a run cut short leaves what it has.
+A list is {"defaults": {..}, "runs": [{"name", "method", "workers", ..}]}. `method` is an expression on `tw`,
+`fragments(n)` (`tw.by_layer`), `rows(..)` below and `Forecast`; other keys are those of `Run`. Every run sees the same
+tokens in the same order; with M workers each takes its M-th of every batch. Each run leaves one file, named after it.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
+import os
+import re
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from forecast import Forecast
+from lm import Corpus, Gradients, build, loss_of, optimizers_of, rate_at
+from results import machine, save
+from torch import Tensor
 
 import thinwire as tw
-from thinwire.train.models import PRESETS, Llama
-
-CONTEXT = 512
-WARM_UP = 100
+from thinwire.methods.common import parameter_rows
+from thinwire.train.models import Llama
 
 
-class Corpus:
-    """Tokens on the device; a batch is a function of its step."""
+@dataclass(frozen=True)
+class Run:
+    """One line of a list; `lr` may be "best of PREFIX": that of the best finished run whose name begins so."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self.vocabulary = json.loads((folder / "facts.json").read_text())["vocabulary"]
-        read = [np.fromfile(folder / f"{part}.bin", dtype=np.uint16).astype(np.int32) for part in ("train", "held")]
-        self.train, self.held = (torch.from_numpy(tokens).to(device) for tokens in read)
-        self.device = device
+    name: str
+    method: str
+    workers: int
+    lr: float | str = 1e-3
+    seed: int = 0
+    optimizer: str = "adamw"
+    steps: int = 1536
+    tokens: int = 32768  # per step, over all workers
+    preset: str = "12M"
+    context: int = 512
+    start: str | None = None  # another method for the first `start_steps`
+    start_steps: int = 0
+    double_at: int = 0  # a step after which there are twice the workers
+    newcomers: str = "mean"  # what newcomers take the optimizer state from: "mean" of all, or the "first" worker
 
-    def batch(self, step: int, rows: int, seed: int) -> Tensor:  # (rows, CONTEXT + 1)
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(len(self.train) - CONTEXT - 1, (rows,), generator=generator)
-        return self._windows(self.train, starts)
-
-    def held_batches(self, rows: int, count: int) -> list[Tensor]:
-        starts = torch.linspace(0, len(self.held) - CONTEXT - 2, rows * count).long()
-        return [self._windows(self.held, part) for part in starts.split(rows)]
-
-    def _windows(self, tokens: Tensor, starts: Tensor) -> Tensor:
-        return tokens[starts.to(self.device)[:, None] + torch.arange(CONTEXT + 1, device=self.device)].long()
-
-
-def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
-        logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    @property
+    def file(self) -> str:
+        return re.sub(r"[^a-z0-9.]+", "_", self.name.lower()).strip("_") + ".json"
 
 
-class Gradients:
-    """Forward and backward of all replicas; on a GPU one CUDA graph, a stream per replica."""
-
-    def __init__(self, models: list[nn.Module], rows: int, device: str) -> None:
-        self.models, self.graph = models, None
-        self.inputs = [torch.zeros(rows, CONTEXT + 1, dtype=torch.long, device=device) for _ in models]
-        if device == "cuda":
-            self._capture()
-
-    def _run(self) -> Tensor:
-        main, losses = (torch.cuda.current_stream() if self.inputs[0].is_cuda else None), []
-        for i, (model, tokens) in enumerate(zip(self.models, self.inputs, strict=True)):
-            if main is None:
-                losses.append(self._one(model, tokens))
-                continue
-            self.streams[i].wait_stream(main)
-            with torch.cuda.stream(self.streams[i]):
-                losses.append(self._one(model, tokens))
-        for stream in self.streams if main else ():
-            main.wait_stream(stream)
-        return torch.stack(losses)
-
-    def _one(self, model: nn.Module, tokens: Tensor) -> Tensor:
-        loss = loss_of(model, tokens)
-        loss.backward()
-        return loss.detach()
-
-    def _capture(self) -> None:
-        self.streams = [torch.cuda.Stream() for _ in self.models]
-        for _ in range(3):
-            self._run()
-        torch.cuda.synchronize()
-        for model in self.models:
-            model.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.losses = self._run()
-        self.grads = [(p, p.grad) for model in self.models for p in model.parameters()]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        for static, part in zip(self.inputs, tokens.chunk(len(self.inputs)), strict=True):
-            static.copy_(part)
-        if self.graph is None:
-            return self._run()
-        for parameter, gradient in self.grads:
-            parameter.grad = gradient
-            gradient.zero_()
-        self.graph.replay()
-        return self.losses
+def read_list(path: Path, **overrides: Any) -> list[Run]:
+    table = json.loads(path.read_text())
+    known = {field.name for field in fields(Run)}
+    runs = [{**table["defaults"], **run, **overrides} for run in table["runs"]]
+    for run in runs:
+        if unknown := set(run) - known:
+            raise ValueError(f"{path}: {run['name']} has unknown keys {sorted(unknown)}; known are {sorted(known)}")
+    return [Run(**run) for run in runs]
 
 
-def optimizer_of(name: str, model: nn.Module, lr: float, device: str) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    if name == "adopt":
-        return tw.ADOPT(model.parameters(), lr=lr)
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr)
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=device == "cuda")
+def best_rate(prefix: str, folders: Iterable[Path]) -> float | None:
+    """The learning rate of the finished run of lowest loss among those whose names begin with `prefix`."""
+    found = [json.loads(path.read_text())["results"] for folder in folders for path in folder.glob("*.json")]
+    rated = [(r["finished"], r["lr"]) for r in found if r["name"].startswith(prefix) and math.isfinite(r["finished"])]
+    return min(rated)[1] if rated else None
 
 
-def rate_at(step: int, steps: int, peak: float) -> float:
-    """Warm-up, then a cosine to a tenth."""
-    warm = min(WARM_UP, steps // 5)
-    if step < warm:
-        return peak * (step + 1) / warm
-    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))))
+def rows(
+    rule: tw.Rule,
+    every: int,
+    delay: int = 0,
+    codec: tw.Codec | None = None,
+    feedback: float | None = None,
+    fragments: Any = None,
+) -> tw.Method:
+    """A table of parameter rows, one per fragment."""
+    return tw.table("composed", *parameter_rows(fragments, every, delay, rule, codec, feedback), every=every)
 
 
-@torch.no_grad()
-def held_loss(fleet: tw.Fleet, batches: list[Tensor]) -> float:
-    with fleet.evaluating():
-        return float(torch.stack([loss_of(fleet.replicas[0].model, tokens) for tokens in batches]).mean())
+class Trial:
+    """A run under way."""
 
+    def __init__(self, run: Run, corpus: Corpus, compiled: bool) -> None:
+        assert isinstance(run.lr, float)
+        self.run, self.corpus, self.compiled, self.peak = run, corpus, compiled, run.lr
+        self.models: list[Llama] = []
+        self.optimizers: list[list[torch.optim.Optimizer]] = []
+        self._recruit(run.workers)
+        self.bytes_before = 0
+        self._form(run.start or run.method)
 
-@torch.no_grad()
-def mean_loss(models: list[nn.Module], batches: list[Tensor]) -> float:
-    """Of the plain mean of the workers' parameters, whatever the method says to evaluate."""
-    mean = copy.deepcopy(models[0])
-    for parts in zip(mean.parameters(), *(model.parameters() for model in models), strict=True):
-        parts[0].copy_(torch.stack(parts[1:]).mean(0))
-    return float(torch.stack([loss_of(mean, tokens) for tokens in batches]).mean())
+    def _recruit(self, count: int) -> None:
+        for _ in range(count):
+            self.models.append(build(self.run.preset, self.corpus, self.run.seed, self.compiled))
+            self.optimizers.append(optimizers_of(self.run.optimizer, self.models[-1], self.peak))
 
+    def _method(self, text: str) -> tw.Method:
+        names = {
+            "tw": tw,
+            "Forecast": Forecast,
+            "rows": rows,
+            "fragments": lambda count: tw.by_layer(self.models[0], count),
+        }
+        return eval(text, names)
 
-def train(run: dict[str, Any], corpus: Corpus, args: argparse.Namespace) -> dict[str, Any]:
-    device, workers, seed = args.device, run["workers"], run.get("seed", 0)
-    models = []
-    for _ in range(workers):
-        torch.manual_seed(seed)
-        models.append(Llama(PRESETS[args.preset], corpus.vocabulary, CONTEXT).to(device))
-    peak = run.get("lr", args.lr)
-    optimizers = [optimizer_of(run.get("optimizer", "adamw"), model, peak, device) for model in models]
-    replicas = [tw.Replica(model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
-    names = {"tw": tw, "fragments": lambda count: tw.by_layer(models[0], count)}
-    method = eval(run["method"], names)
-    fleet = tw.Fleet(replicas, method, tw.Local(), clip=1.0)
-    rows = args.tokens // CONTEXT
-    gradients = Gradients(models, rows // workers, device)
-    held, curve, began = corpus.held_batches(16, args.held), [], time.monotonic()
-    for step in range(args.steps):
-        losses = gradients.step(corpus.batch(step, rows, seed))
-        for optimizer in optimizers:
+    def _form(self, method: str) -> None:
+        replicas = [tw.Replica(model, inner) for model, inner in zip(self.models, self.optimizers, strict=True)]
+        self.fleet = tw.Fleet(replicas, self._method(method), tw.Local(), clip=1.0)
+        self.rows = self.run.tokens // self.run.context
+        self.gradients = Gradients(self.models, self.rows // len(self.models), self.corpus, self.compiled)
+
+    def step(self, number: int) -> Tensor:
+        """Step `number` from 0; the losses of the replicas."""
+        losses = self.gradients.step(self.corpus.batch(number, self.rows, self.run.seed))
+        for optimizer in (optimizer for inner in self.optimizers for optimizer in inner):
             for group in optimizer.param_groups:
-                group["lr"] = rate_at(step, args.steps, peak)
-        fleet.step()
-        fleet.zero_grad()
-        if (step + 1) % max(1, args.steps // 10) == 0:
-            curve.append({"step": step + 1, "train": float(losses.mean()), "held": held_loss(fleet, held)})
-            print(f"\r{run['name']}: step {step + 1}, {curve[-1]}", end="", file=sys.stderr, flush=True)
-    seconds = time.monotonic() - began
-    before = curve[-1]["held"]
-    of_mean = mean_loss(models, held)
+                group["lr"] = rate_at(number, self.run.steps, self.peak)
+        self.fleet.step()
+        self.fleet.zero_grad()
+        if self.run.start and number + 1 == self.run.start_steps:
+            self.fleet.switch(self._method(self.run.method))
+        if number + 1 == self.run.double_at:
+            self._double()
+        return losses
+
+    @torch.no_grad()
+    def _double(self) -> None:
+        """All take the mean of the parameters; newcomers take the optimizer state of the mean, or of one worker."""
+        self.fleet.finish()
+        self.bytes_before += self.fleet.bytes_sent
+        workers = len(self.models)
+        self._recruit(workers)
+        for model, inner in zip(self.models[workers:], self.optimizers[workers:], strict=True):
+            model.load_state_dict(self.models[0].state_dict())
+            for i, optimizer in enumerate(inner):
+                optimizer.load_state_dict(self._states(i, workers))
+        self._form(self.run.method)
+
+    def _states(self, which: int, workers: int) -> dict[str, Any]:
+        states = [inner[which].state_dict() for inner in self.optimizers[:workers]]
+        if self.run.newcomers == "first":
+            return states[0]
+        mean = {
+            p: {k: torch.stack([s["state"][p][k].float() for s in states]).mean(0) for k in states[0]["state"][p]}
+            for p in states[0]["state"]
+        }
+        return {**states[0], "state": mean}
+
+    @torch.no_grad()
+    def held(self, batches: list[Tensor]) -> float:
+        """Of what the method says to evaluate."""
+        with self.fleet.evaluating(), torch.compiler.set_stance("force_eager"):
+            return float(torch.stack([loss_of(self.models[0], tokens) for tokens in batches]).mean())
+
+    @torch.no_grad()
+    def held_of_the_mean(self, batches: list[Tensor]) -> float:
+        """Of the plain mean of the workers' parameters, whatever the method says to evaluate."""
+        mean = build(self.run.preset, self.corpus, 0, compiled=False)
+        for parts in zip(mean.parameters(), *(model.parameters() for model in self.models), strict=True):
+            parts[0].copy_(torch.stack(parts[1:]).mean(0))
+        return float(torch.stack([loss_of(mean, tokens) for tokens in batches]).mean())
+
+
+def train(run: Run, corpus: Corpus, compiled: bool, held_batches: int) -> dict[str, Any]:
+    began = time.monotonic()
+    trial, held, curve = Trial(run, corpus, compiled), corpus.held_batches(16, held_batches), []
+    ready = time.monotonic()
+    for number in range(run.steps):
+        losses = trial.step(number)
+        if (number + 1) % max(1, run.steps // 12) == 0:
+            curve.append({"step": number + 1, "train": float(losses.mean()), "held": trial.held(held)})
+            print(f"{run.name}: {json.dumps(curve[-1])}", file=sys.stderr, flush=True)
+    fleet, of_mean = trial.fleet, trial.held_of_the_mean(held)
+    sent, wire = trial.bytes_before + fleet.bytes_sent, fleet.wire_received
     fleet.finish()
-    final = held_loss(fleet, held)
-    print(f"\r{run['name']}: {before:.4f}, finished {final:.4f}, {seconds:.0f} s".ljust(100), file=sys.stderr)
     return {
-        **run, "held": before, "held_of_the_mean": of_mean, "finished": final, "curve": curve,
-        "seconds": seconds, "bytes_sent": fleet.bytes_sent,
-        "wire_received": fleet.wire_received, "stats": fleet.stats(), "events": fleet.events.counts,
+        **asdict(run), "held": curve[-1]["held"], "held_of_the_mean": of_mean, "finished": trial.held(held),
+        "curve": curve, "bytes_sent": sent, "wire_received": wire, "stats": fleet.stats(),
+        "events": fleet.events.counts, "compiled": compiled,
+        "parameters": sum(p.numel() for p in trial.models[0].parameters()),
+        "device": torch.cuda.get_device_name() if corpus.device == "cuda" else "cpu", "torch": torch.__version__,
+        "set_up_seconds": ready - began, "seconds": time.monotonic() - ready, "beside": os.environ.get("BESIDE"),
     }  # fmt: skip
 
 
@@ -186,29 +196,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="run number i of n, as i/n: several processes share a list")
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--tokens", type=int, default=32768, help="per step, over all workers")
-    parser.add_argument("--preset", default="12M")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--held", type=int, default=20, help="batches of 16 windows held out for evaluation")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no run after this")
+    parser.add_argument("--out", type=Path, required=True, help="folder")
+    parser.add_argument("--name", help="only this run of the list")
+    parser.add_argument("--lr", type=float, help="in place of the list's")
+    parser.add_argument("--steps", type=int, help="in place of the list's")
+    parser.add_argument("--tokens", type=int, help="in place of the list's")
+    parser.add_argument("--preset", help="in place of the list's")
+    parser.add_argument("--context", type=int, help="in place of the list's")
+    parser.add_argument("--held", type=int, default=32, help="batches of 16 windows held out for evaluation")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile the blocks and the loss")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    corpus, runs = Corpus(args.data, args.device), json.loads(args.runs.read_text())
-    first, every = map(int, args.only.split("/")) if args.only else (0, 1)
-    began, results = time.monotonic(), []
-    for run in runs[first::every]:
-        if time.monotonic() - began > args.seconds:
-            break
-        results.append(train(run, corpus, args))
-        facts = {name: getattr(args, name) for name in ("steps", "tokens", "preset", "lr")} | {
-            "torch": torch.__version__
-        }
-        device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-        args.out.write_text(json.dumps({**facts, "device": device, "command": sys.argv, "runs": results}, indent=1))
+    given = {name: getattr(args, name) for name in ("lr", "steps", "tokens", "preset", "context")}
+    runs = read_list(args.runs, **{name: value for name, value in given.items() if value is not None})
+    for run in runs if args.name is None else [run for run in runs if run.name == args.name]:
+        started = machine()
+        results = train(run, Corpus(args.data, args.device, run.context), args.compiled, args.held)
+        save(args.out / run.file, run.seed, results, started)
 
 
 if __name__ == "__main__":
