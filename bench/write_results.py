@@ -129,8 +129,8 @@ PREFACE = """# Results
 
 This page is written by `python bench/write_results.py` from the raw results in `bench/results`. Loss is that of
 held-out whole novels, in nats a token, of the model a user would export (`fleet.finish()`). All runs of a table see the
-same tokens in the same order. "Against DDP" is against DDP with the same inner optimizer and tokens, at the best learning
-rate tried. One seed unless several are named: differences below about .3% are noise.
+same tokens in the same order. "Against DDP" is against DDP with the same inner optimizer and tokens, at the best
+learning rate tried. One seed unless several are named: differences below about .3% are noise.
 
 """
 
