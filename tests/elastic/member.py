@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--seconds", type=float, default=0.02)
     parser.add_argument("--name", default="w")
-    parser.add_argument("--min-workers", type=int, default=1)
+    parser.add_argument("--together", type=int, default=1, help="begin when so many are here; go on with fewer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop-at", default="")
     parser.add_argument("--width", type=int, default=16)
@@ -93,10 +93,11 @@ def train(arguments: argparse.Namespace) -> None:
     model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
     inner = torch.optim.SGD if arguments.method == "demo" else torch.optim.AdamW
     optimizer = inner(model.parameters(), lr=1e-2)
-    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.min_workers)
+    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.together)
     transport.settings = {"steps": arguments.steps}
     fleet = tw.attach(model, optimizer, METHODS[arguments.method](), transport)
     fleet.begin()
+    transport.min_workers = 1
     tell(kind="begun", id=transport.id, step=fleet.steps, workers=fleet.workers, slot=transport.slot)
     noted = 0
     while fleet.steps < arguments.steps:
