@@ -9,6 +9,7 @@ Every line on standard output is JSON. `--stop-at PLACE:N` kills this process (k
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import os
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)  # where does it hang?
     if arguments.stop_at:
         place, _, number = arguments.stop_at.partition(":")
         die_at(place, int(number))

@@ -169,16 +169,21 @@ class Elastic(Transport):
 
     def _ask(self) -> None:
         """Ask for a quorum, in a thread: it is formed when all live workers have come to their rounds."""
+        self._tell_manager()
         position = self._behind if self._behind is not None else self._step * VOTES + self._votes
         self._manager.load_state_dict({"step": position, "batches_committed": self.committed})
-        if self._failed:
-            self._manager.report_error(PeerLost("a worker of the last quorum was lost"))
-            self._manager.should_commit()  # votes no: torchft then has everybody connect anew
         self._failed, self._trouble = False, None
         self._at_round.clear()
         self._staging.clear()
         self._asking = threading.Thread(target=self._quorum, name="thinwire quorum", daemon=True)
         self._asking.start()
+
+    def _tell_manager(self) -> None:
+        """How it went with the last quorum; after a failure torchft has everybody connect anew."""
+        if self._failed:
+            self._manager.report_error(PeerLost("a worker of the last quorum was lost"))
+        if self.epoch is not None:
+            self._manager.should_commit()
 
     def _quorum(self) -> None:
         said = False
@@ -270,7 +275,7 @@ class Elastic(Transport):
         self._staging.set()
         self._at_round.wait()
         extras = {name: save() for name, (save, _) in self._extras.items()}
-        return {"engine": self.newcomers.save(), "extras": extras, "renewed_at": self._step}
+        return {"engine": self.newcomers.save(), "extras": extras, "renewed_at": self._step, "ahead": self._ahead}
 
     def _take(self, state: dict[str, Any]) -> None:
         try:
@@ -281,7 +286,7 @@ class Elastic(Transport):
             self._trouble = error
             raise
         self._healed, self._renewed_at = True, state["renewed_at"]
-        self._step, self._votes = state["renewed_at"], 0
+        self._step, self._votes, self._ahead = state["renewed_at"], 0, state["ahead"]
         self.notify("healed", (), f"took over the fleet's state at step {state['engine']['steps']}")
 
     # -- rounds --------------------------------------------------------------------------------------------------------
@@ -293,7 +298,7 @@ class Elastic(Transport):
 
     def _voted(self, epoch: Epoch, agreed: bool, certain: bool) -> None:
         """Count a round; who is not certain falls behind, and lets itself be healed if others went on."""
-        if agreed and self._manager.should_commit():
+        if agreed:
             self._votes += 1
             self.committed += 1
             self._count_alone(epoch)
