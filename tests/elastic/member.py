@@ -45,6 +45,10 @@ def digest(tensors: list[torch.Tensor]) -> str:
     return hashlib.sha256(joined).hexdigest()[:16]
 
 
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> list[torch.Tensor]:
+    return [optimizer.state[parameter][name] for parameter in model.parameters() if name in optimizer.state[parameter]]
+
+
 def die_at(place: str, number: int) -> None:
     """Have this process killed at that place of its N-th round."""
     seen = {"exchange": 0, "vote": 0, "commit": 0}
@@ -113,6 +117,8 @@ def train(arguments: argparse.Namespace) -> None:
             loss=loss,
             params=digest(list(model.parameters())),
             outer=digest([v for row in fleet.rows for v in row.lanes[0].state.values() if v is not None]),
+            some=[float(value) for value in next(model.parameters()).detach().flatten()[:16]],
+            **{name: digest(moments(model, optimizer, name)) for name in ("exp_avg", "exp_avg_sq")},
             workers=fleet.workers,
             committed=transport.committed,
             lost=transport.lost,
