@@ -93,14 +93,28 @@ def train(
     worker: Annotated[
         int | None, typer.Option("--worker", min=0, metavar="I", help="With --connect: this machine's number, from 0.")
     ] = None,
+    join: Annotated[
+        str | None, typer.Option("--join", metavar="HOST:PORT", help="Join the fleet of `thinwire coordinator` there.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option("--secret-file", metavar="FILE", help="With --join: the coordinator's secret.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="IP", help="With --join: this machine's, if not the one found.")
+    ] = None,
+    min_workers: Annotated[
+        int | None, typer.Option("--min-workers", min=1, metavar="N", help="With --join: wait while there are fewer.")
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the config, each key with a comment, and exit.")
     ] = False,
 ) -> None:
     """Train a model. With no arguments: a small GPT, 4 workers in one process, DES-LOC, about two minutes."""
-    from thinwire.train.command import TrainRequest
+    from thinwire.train.command import Join, TrainRequest
     from thinwire.train.command import train as start
 
+    if join is None and (secret_file or address or min_workers):
+        raise typer.BadParameter("--secret-file, --address and --min-workers go with --join HOST:PORT")
     flags = {"method.name": method, "workers": workers, "steps": steps}
     start(
         TrainRequest(
@@ -114,6 +128,7 @@ def train(
             processes=processes,
             connect=connect,
             worker=worker,
+            join=Join(join, secret_file, address, min_workers or 1) if join else None,
             print_config=print_config,
         )
     )

@@ -134,8 +134,8 @@ class Conversation:
         self._refuse_the_done(key)
         gone = self.gone() if self.gone else self._silent()
         who = f"{_names(gone)} not heard from" if gone else "the connection broke"
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return PeerLost(f"{key}: {who} ({reason})", gone, key.row, key.round)
+        reason = str(error).strip().split(". This is typically", 1)[0].splitlines()[0:1] or [type(error).__name__]
+        return PeerLost(f"{key}: {who} ({reason[0]})", gone, key.row, key.round)
 
     def _silent(self) -> list[int]:
         return [w for process in self.board.roll_call() for w in self.board.workers_of(process)]

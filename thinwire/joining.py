@@ -53,7 +53,9 @@ def _optimizer_state(replica: Replica, name: str) -> dict[str, Any]:
     """Each value with whether it lies beside the parameter: optimizers keep some counters on the host."""
     found, parameter = replica.group_of(name), replica.trainable[name]
     state = found[0].state.get(parameter, {}) if found else {}
-    return {key: [value, isinstance(value, Tensor) and value.device == parameter.device] for key, value in state.items()}
+    return {
+        key: [value, isinstance(value, Tensor) and value.device == parameter.device] for key, value in state.items()
+    }
 
 
 def _load_optimizer(replica: Replica, name: str, state: dict[str, Any]) -> None:
@@ -61,9 +63,16 @@ def _load_optimizer(replica: Replica, name: str, state: dict[str, Any]) -> None:
     if found is None:
         return
     mine = found[0].state[parameter]
-    mine.clear()
+    for key in set(mine) - set(state):
+        del mine[key]
     for key, (value, beside) in state.items():
-        mine[key] = value.to(parameter.device if beside else "cpu", copy=True) if isinstance(value, Tensor) else value
+        old = mine.get(key)
+        if isinstance(value, Tensor) and isinstance(old, Tensor) and old.shape == value.shape:
+            old.copy_(value)  # captured graphs know its place
+        else:
+            mine[key] = (
+                value.to(parameter.device if beside else "cpu", copy=True) if isinstance(value, Tensor) else value
+            )
 
 
 def _save_row(row: Row) -> dict[str, Any]:
@@ -78,7 +87,8 @@ def _load_row(row: Row, saved: dict[str, Any]) -> None:
     row.flights.clear()
     lane = row.lanes[0]
     state: dict[str, Tensor | None] = {
-        name: value if value is None else value.to(lane.live.device, copy=True) for name, value in saved["state"].items()
+        name: value if value is None else value.to(lane.live.device, copy=True)
+        for name, value in saved["state"].items()
     }
     if "residual" in state:
         state["residual"] = row.layout.zeros(lane.live.device)

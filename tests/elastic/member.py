@@ -9,6 +9,7 @@ Every line on standard output is JSON. `--stop-at PLACE:N` kills this process (k
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import os
@@ -44,6 +45,10 @@ def digest(tensors: list[torch.Tensor]) -> str:
     return hashlib.sha256(joined).hexdigest()[:16]
 
 
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer, name: str) -> list[torch.Tensor]:
+    return [optimizer.state[parameter][name] for parameter in model.parameters() if name in optimizer.state[parameter]]
+
+
 def die_at(place: str, number: int) -> None:
     """Have this process killed at that place of its N-th round."""
     seen = {"exchange": 0, "vote": 0, "commit": 0}
@@ -75,12 +80,13 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--seconds", type=float, default=0.02)
     parser.add_argument("--name", default="w")
-    parser.add_argument("--min-workers", type=int, default=1)
+    parser.add_argument("--together", type=int, default=1, help="begin when so many are here; go on with fewer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop-at", default="")
     parser.add_argument("--width", type=int, default=16)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)  # where does it hang?
     if arguments.stop_at:
         place, _, number = arguments.stop_at.partition(":")
         die_at(place, int(number))
@@ -93,10 +99,11 @@ def train(arguments: argparse.Namespace) -> None:
     model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
     inner = torch.optim.SGD if arguments.method == "demo" else torch.optim.AdamW
     optimizer = inner(model.parameters(), lr=1e-2)
-    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.min_workers)
+    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.together)
     transport.settings = {"steps": arguments.steps}
     fleet = tw.attach(model, optimizer, METHODS[arguments.method](), transport)
     fleet.begin()
+    transport.min_workers = 1
     tell(kind="begun", id=transport.id, step=fleet.steps, workers=fleet.workers, slot=transport.slot)
     noted = 0
     while fleet.steps < arguments.steps:
@@ -110,6 +117,8 @@ def train(arguments: argparse.Namespace) -> None:
             loss=loss,
             params=digest(list(model.parameters())),
             outer=digest([v for row in fleet.rows for v in row.lanes[0].state.values() if v is not None]),
+            some=[float(value) for value in next(model.parameters()).detach().flatten()[:16]],
+            **{name: digest(moments(model, optimizer, name)) for name in ("exp_avg", "exp_avg_sq")},
             workers=fleet.workers,
             committed=transport.committed,
             lost=transport.lost,

@@ -1,9 +1,12 @@
 """Elastic training on torchft: workers come and go."""
 
+import os
 from importlib.util import find_spec
 
 if find_spec("torchft") is None:
     raise ModuleNotFoundError("torchft is not installed: pip install 'thinwire[elastic]'", name="torchft")
+
+os.environ.setdefault("RUST_LOG", "error")  # torchft tells of every quorum and vote; read when it is loaded
 
 from .transport import Elastic  # noqa: E402
 

@@ -17,6 +17,7 @@ from ..header import Header
 from ..site import Site
 from ..transport import Exchange, Key, Local, Order, PeerLost, Transport
 
+QUORUMS = 1 << 24  # more than a coordinator ever forms: what is above tells two coordinators apart
 CONNECT = 15.0  # seconds to reach every member of a new quorum
 TRANSFER = 300.0  # seconds that one chunk may take; who is dead is known much earlier
 SHOWN = 4  # differences listed in an error
@@ -40,6 +41,11 @@ class Epoch:
     transport: Transport
     members: list[Introduction]
     broken: bool = False
+
+    @property
+    def coordinator(self) -> int:
+        """Which start of a coordinator formed it."""
+        return self.number // QUORUMS
 
     @property
     def ids(self) -> list[str]:

@@ -58,6 +58,7 @@ class Healing(CheckpointTransport[Any]):
         self._serving: set[Guest] = set()
         self._change = threading.Condition()
         self._patience = STALL
+        self._turns = 0
         self._door = Door("healing", address, port, self._welcome)
 
     def metadata(self) -> str:
@@ -82,6 +83,12 @@ class Healing(CheckpointTransport[Any]):
             if not self._change.wait_for(lambda: not self._serving, self._patience):
                 for guest in self._serving:
                     guest.refuse(f"its transfer took longer than {self._patience:g} s after the round had ended")
+
+    def turn_away(self) -> None:
+        """What guests are waiting for will not be staged any more: its round is over."""
+        with self._change:
+            self._turns += 1
+            self._change.notify_all()
 
     def shutdown(self, wait: bool = True) -> None:
         with self._change:
@@ -115,8 +122,9 @@ class Healing(CheckpointTransport[Any]):
         """The staged state of that step, waited for: a joiner may ask before its donor has come to the round."""
         deadline = time.monotonic() + wait
         with self._change:
+            turn = self._turns
             while self._staged is None or self._staged[0] < step:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or turn != self._turns:
                     return None
                 self._change.wait(min(1.0, wait))
                 if guest.has_gone():

@@ -109,6 +109,7 @@ class Reporter:
         self._lock, self._end = threading.Lock(), threading.Event()
         self._ages: dict[str, float] = {}
         self._peers: dict[str, dict[str, Any]] = {}
+        self.known_word = ""  # of the coordinator that answered last
         self._answered, self._lost = -PATIENCE, False
         self.disagreement: str | None = None
         self._line = self._first_contact(coordinator)
@@ -140,6 +141,17 @@ class Reporter:
         """What another worker has said of itself last ("step", "quorum" or "waiting"), as far as is known."""
         with self._lock:
             return self._peers.get(worker, {}).get(fact)
+
+    def word(self) -> str:
+        """The word that the coordinator chose when it started: after a restart it is another. Asked for when stale."""
+        if time.monotonic() - self._answered < 1.5 * EVERY:
+            return self.known_word
+        line = Line(self._host, self._port + 1, self._secret)
+        try:
+            self.known_word = line._hello()
+        finally:
+            line.close()
+        return self.known_word
 
     @property
     def reachable(self) -> bool:
@@ -173,7 +185,7 @@ class Reporter:
         ages = {str(worker): float(said["age"]) for worker, said in dict(answer["workers"]).items()}
         with self._lock:
             self._ages, self._answered, self._lost = ages, time.monotonic(), False
-            self._peers = dict(answer["workers"])
+            self._peers, self.known_word = dict(answer["workers"]), line._epoch
         if self._settings is not None and answer["settings"] != self._settings:
             self._tell_again(line)
 

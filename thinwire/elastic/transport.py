@@ -26,12 +26,14 @@ from ..site import own_address
 from ..transport import Exchange, Key, Newcomers, Order, PeerLost, Transport
 from . import address as addresses
 from . import secret as secrets
-from .epoch import Committing, Epoch, Introduction, check_facts, connect
+from .epoch import QUORUMS, Committing, Epoch, Introduction, check_facts, connect
 from .healing import Healing
 from .reporter import Reporter
 
 SLOW = 10.0  # seconds of waiting after which somebody should know
 PATIENCE = timedelta(hours=1)  # for a quorum: the others may be far from their next round
+RETRIES = 10_000  # a coordinator that died may be back hours later; without retries torchft gives no answer at all
+RETURN = 10.0  # seconds for the others to find a coordinator that has come back
 HEALING = timedelta(minutes=10)
 VOTES = 1024  # more than the rounds of one step: a position is step * VOTES + the votes of that step
 
@@ -71,6 +73,7 @@ class Elastic(Transport):
         self.secret = secrets.read(Path(secret_file)) if secret_file else None
         self.id = f"{name or socket.gethostname()}-{random_words.token_hex(2)}"
         self.settings: dict[str, Any] = {}  # what else must agree, beside the engine's facts
+        self.aloud: Callable[[str], None] | None = None  # hears at once what is noted as an event too
         self.committed = self.lost = self.alone_rounds = 0
         self.epoch: Epoch | None = None
         self._pending: Epoch | None = None
@@ -87,7 +90,7 @@ class Elastic(Transport):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def carry(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
-        """Hand more to newcomers: what `save` returns here (tensors, numbers, text, lists, dicts), `load` takes there."""
+        """Hand more to newcomers: `load` takes there what `save` returns here: tensors, numbers, text, lists, dicts."""
         self._extras[name] = (save, load)
 
     def host(self, newcomers: Newcomers) -> None:
@@ -115,6 +118,7 @@ class Elastic(Transport):
             state_dict=self._give,
             min_replica_size=1,
             use_async_quorum=False,
+            quorum_retries=RETRIES,
             init_sync=False,  # the engine makes a fresh start equal, and donors are those who have trained
             timeout=HEALING,
             quorum_timeout=PATIENCE,
@@ -134,7 +138,6 @@ class Elastic(Transport):
         """The share of the data that is this worker's, held by no other: a small number."""
         return self._slot or 0
 
-
     # -- who takes part ------------------------------------------------------------------------------------------------
 
     def renew(self, step: int, ahead: bool) -> bool:
@@ -143,11 +146,12 @@ class Elastic(Transport):
         self._healed, self._ahead = False, ahead
         self._step, self._votes = step, self._votes if step == self._step else 0
         self.reporter.say(waiting=step, step=step)
+        before = self.epoch
         if self._asking is None:
             self._ask()
         self._hear()
-        while self.epoch is None or self.epoch.broken or len(self.epoch.members) < self.min_workers:
-            self._wait_for_more()
+        patience = time.monotonic() + RETURN
+        while not self._complete(before, time.monotonic() < patience):
             self._ask()
             self._hear()
         self._begun, self._behind = True, None
@@ -160,25 +164,41 @@ class Elastic(Transport):
         if self._ahead and self._asking is None and self.epoch is not None and not self.epoch.broken:
             self._ask()
 
-    def _wait_for_more(self) -> None:
-        if self.epoch is not None and not self.epoch.broken:
-            here = len(self.epoch.members)
-            self.notify("waiting", (), f"{here} of at least {self.min_workers} workers are here: waiting for more")
-            self._failed = True  # asks for connections anew, whoever comes
-            time.sleep(1)
+    def _complete(self, before: Epoch | None, patient: bool) -> bool:
+        """Whether a quorum was found that can work; with a coordinator that has just come back, wait for the others."""
+        epoch = self.epoch
+        if epoch is None or epoch.broken:
+            return False
+        missing = {*before.ids} - {*epoch.ids} if before is not None and before.coordinator != epoch.coordinator else {}
+        if len(epoch.members) >= self.min_workers and not (missing and patient):
+            return True
+        here, wanted = len(epoch.members), max(self.min_workers, len(epoch.members) + len(missing))
+        self._tell("waiting", (), f"{here} of {wanted} workers are here: waiting for more")
+        self._failed = True  # asks for connections anew, whoever comes
+        time.sleep(1)
+        return False
 
     def _ask(self) -> None:
         """Ask for a quorum, in a thread: it is formed when all live workers have come to their rounds."""
+        self._tell_manager()
         position = self._behind if self._behind is not None else self._step * VOTES + self._votes
         self._manager.load_state_dict({"step": position, "batches_committed": self.committed})
-        if self._failed:
-            self._manager.report_error(PeerLost("a worker of the last quorum was lost"))
-            self._manager.should_commit()  # votes no: torchft then has everybody connect anew
         self._failed, self._trouble = False, None
+        self._healing.turn_away()
         self._at_round.clear()
         self._staging.clear()
         self._asking = threading.Thread(target=self._quorum, name="thinwire quorum", daemon=True)
         self._asking.start()
+
+    def _tell_manager(self) -> None:
+        """How it went with the last quorum; after a failure torchft has everybody connect anew."""
+        if self._failed:
+            self._manager.report_error(PeerLost("a worker of the last quorum was lost"))
+        if self.epoch is not None:
+            self._manager.should_commit()
+        # torchft calls `configure` when this number changes. It must always: a coordinator that has come back counts
+        # its quorums from one again, and might just then have come to the number that we have.
+        self._manager._quorum_id = -1
 
     def _quorum(self) -> None:
         said = False
@@ -188,7 +208,7 @@ class Elastic(Transport):
                 return
             except Exception as error:  # torchft raises several kinds when the coordinator is away
                 if not said and self._trouble is None:
-                    self.notify("coordinator", (), f"no quorum from {self.coordinator}: {_line(error)}; trying on")
+                    self._tell("coordinator", (), f"no quorum from {self.coordinator}: {_line(error)}; trying on")
                 said = True
                 time.sleep(1)
 
@@ -220,15 +240,20 @@ class Elastic(Transport):
             if not said and time.monotonic() - started > SLOW:
                 said = True
                 away = "" if self.reporter.reachable else f", and the coordinator {self.coordinator} does not answer"
-                self.notify("slow", (), f"step {self._step}: over {SLOW:.0f} s without a quorum{away}")
+                self._tell("slow", (), f"step {self._step}: over {SLOW:.0f} s without a quorum{away}")
 
     def _connect(self, number: int, place: tuple[str, int, int]) -> None:
-        """Called by torchft, in a thread, when the membership has changed or connections must be made anew."""
-        facts = self.newcomers.facts()
-        me = Introduction(self.id, self._slot, self._begun, facts)
+        """Called by torchft, in a thread, with each quorum: who is new, or lost somebody, connects anew."""
+        word = self.reporter.word()
+        number += int(word[:8], 16) * QUORUMS
+        if self.epoch is not None and number == self.epoch.number and not self.epoch.broken:
+            return
+        me = Introduction(self.id, self._slot, self._begun, self.newcomers.facts())
         assert self.address is not None
+        store, rank, size = place
         try:
-            epoch = connect(number, place, self.address, lambda t: t.open(1, self._header_length), me)
+            where = f"{store}/{word}", rank, size
+            epoch = connect(number, where, self.address, lambda t: t.open(1, self._header_length), me)
             check_facts(me, epoch.members)
         except ValueError as error:
             self._trouble = error
@@ -252,7 +277,7 @@ class Elastic(Transport):
         came, left = sorted({*now} - {*before}), sorted({*before} - {*now})
         texts = [f"{', '.join(came)} joined"] * bool(came) + [f"{', '.join(left)} left"] * bool(left)
         if texts:
-            self.notify("members", (), f"{'; '.join(texts)}: {len(now)} workers")
+            self._tell("members", (), f"{'; '.join(texts)}: {len(now)} workers")
 
     def _gone(self, epoch: Epoch) -> list[int]:
         """Members that are silent, or have given this epoch up."""
@@ -261,7 +286,9 @@ class Elastic(Transport):
 
     def _left(self, id: str, epoch: Epoch) -> bool:
         quorum = self.reporter.said(id, "quorum")
-        return quorum is not None and (quorum == -epoch.number or abs(quorum) > epoch.number)
+        if quorum is None or abs(quorum) // QUORUMS != epoch.coordinator:  # nothing said since a restart
+            return False
+        return quorum == -epoch.number or abs(quorum) > epoch.number
 
     # -- healing -------------------------------------------------------------------------------------------------------
 
@@ -270,7 +297,7 @@ class Elastic(Transport):
         self._staging.set()
         self._at_round.wait()
         extras = {name: save() for name, (save, _) in self._extras.items()}
-        return {"engine": self.newcomers.save(), "extras": extras, "renewed_at": self._step}
+        return {"engine": self.newcomers.save(), "extras": extras, "renewed_at": self._step, "ahead": self._ahead}
 
     def _take(self, state: dict[str, Any]) -> None:
         try:
@@ -281,19 +308,21 @@ class Elastic(Transport):
             self._trouble = error
             raise
         self._healed, self._renewed_at = True, state["renewed_at"]
-        self._step, self._votes = state["renewed_at"], 0
-        self.notify("healed", (), f"took over the fleet's state at step {state['engine']['steps']}")
+        self._step, self._votes, self._ahead = state["renewed_at"], 0, state["ahead"]
+        self._tell("healed", (), f"took over the fleet's state at step {state['engine']['steps']}")
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def exchange(self, order: Order) -> Exchange:
         assert self.epoch is not None, "renew comes before any round"
         epoch = self.epoch
-        return Committing(epoch, order, self._header_length, lambda agreed, certain: self._voted(epoch, agreed, certain))
+        return Committing(
+            epoch, order, self._header_length, lambda agreed, certain: self._voted(epoch, agreed, certain)
+        )
 
     def _voted(self, epoch: Epoch, agreed: bool, certain: bool) -> None:
         """Count a round; who is not certain falls behind, and lets itself be healed if others went on."""
-        if agreed and self._manager.should_commit():
+        if agreed:
             self._votes += 1
             self.committed += 1
             self._count_alone(epoch)
@@ -309,8 +338,13 @@ class Elastic(Transport):
     def _count_alone(self, epoch: Epoch) -> None:
         if epoch.alone:
             self.alone_rounds += 1
-            self.notify("alone", (), f"step {self._step}: this round was made alone")
+            self._tell("alone", (), f"step {self._step}: this round was made alone")
             self.reporter.say(alone_rounds=self.alone_rounds)
+
+    def _tell(self, kind: str, workers: Sequence[int], text: str) -> None:
+        self.notify(kind, workers, text)
+        if self.aloud is not None:
+            self.aloud(text)
 
     def _among(self, call: Callable[[Transport], Any]) -> Any:
         epoch = self.epoch

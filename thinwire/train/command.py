@@ -17,6 +17,16 @@ from thinwire.train.run import Order, PeerGone
 
 
 @dataclass
+class Join:
+    """The arguments of an elastic worker."""
+
+    coordinator: str
+    secret_file: Path | None
+    address: str | None
+    min_workers: int
+
+
+@dataclass
 class TrainRequest:
     """The arguments of `thinwire train`."""
 
@@ -30,6 +40,7 @@ class TrainRequest:
     processes: int | None
     connect: str | None
     worker: int | None
+    join: Join | None
     print_config: bool
 
 
@@ -90,10 +101,11 @@ def _check_mode(request: TrainRequest) -> None:
     modes = {
         "--processes": request.processes,
         "--connect": request.connect,
+        "--join": request.join,
         "torchrun": launch.under_torchrun() or None,
     }
     chosen = [name for name, value in modes.items() if value is not None]
-    if len(chosen) > 1 and "--processes" in chosen:
+    if len(chosen) > 1 and ("--processes" in chosen or "--join" in chosen):
         raise UserError(f"{' and '.join(chosen)} exclude each other: choose one")
     if (request.connect is None) != (request.worker is None):
         raise UserError("--connect HOST:PORT goes with --worker I (this machine's number, from 0) and --workers N")
@@ -102,7 +114,9 @@ def _check_mode(request: TrainRequest) -> None:
 
 
 def _launch(request: TrainRequest, config: Config, order: Order) -> None:
-    if request.connect and request.worker is not None:
+    if request.join:
+        launch.as_elastic(config, order, request.join)
+    elif request.connect and request.worker is not None:
         launch.as_site(config, order, request.connect, request.worker)
     elif launch.under_torchrun():
         launch.in_torchrun(config, order)
@@ -116,7 +130,7 @@ def compare(methods: str, config: Path | None, flags: dict[str, Any], sets: list
     from thinwire.train.compare import run_all
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    request = TrainRequest(config, flags, [], [], out, None, None, None, None, None, False)
+    request = TrainRequest(config, flags, [], [], out, None, None, None, None, None, None, False)
     run_all(names, lambda: _config(request), sets, launch.run_folder(out, "compare"))
 
 

@@ -91,6 +91,11 @@ class Shard:
             self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
         return int(self._order[at])
 
+    def take_place(self, number: int) -> None:
+        """Be the shard of that number; beyond the number of shards, one of another order of the same examples."""
+        again, self.worker = divmod(number, self.workers)
+        self.seed, self._epoch = self.seed + 7919 * again, -1
+
     def state_dict(self) -> dict[str, int]:
         return {"base": self.base, "taken": self.taken, "workers": self.workers}
 

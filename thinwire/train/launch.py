@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from thinwire.train import place as places
 from thinwire.train.config import Config
 from thinwire.train.errors import UserError
 from thinwire.train.run import Order, PeerGone, run
+
+if TYPE_CHECKING:
+    from thinwire.train.command import Join
 
 
 def under_torchrun() -> bool:
@@ -45,6 +48,15 @@ def as_site(config: Config, order: Order, address: str, worker: int) -> None:
         run(config, place, order)
     finally:
         _leave_group()
+
+
+def as_elastic(config: Config, order: Order, join: Join) -> None:
+    """One worker of a fleet whose workers come and go."""
+    place = places.elastic(config, join)
+    try:
+        run(config, place, order)
+    finally:
+        place.transport.leave("ended")
 
 
 def _share_folder(order: Order) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 import thinwire as tw
 from thinwire.report.metrics import Record
 from thinwire.train import optimizers
-from thinwire.train.config import Config
+from thinwire.train.config import Config, shared
 from thinwire.train.data import Dataset
 from thinwire.train.errors import as_user_error
 from thinwire.train.ledger import Ledger
@@ -38,6 +39,8 @@ class Trainer:
     def open_fleet(self, section: dict[str, Any]) -> None:
         """Join the replicas; models and optimizers must have been loaded before."""
         train = self.config.train
+        if self.place.elastic:
+            self.place.transport.settings = shared(self.config)
         with as_user_error():
             self.fleet = tw.Fleet(
                 self.team.replicas,
@@ -46,6 +49,21 @@ class Trainer:
                 offload=train.offload,
                 clip=train.clip or None,
             )
+
+    def join(self, say: Callable[[str], None]) -> None:
+        """Meet an elastic fleet: take its state, its step, and a share of the data that nobody else has."""
+        transport, shard = self.place.transport, self.team.shards[0]
+        transport.aloud = say
+        transport.carry("data", shard.state_dict, shard.load_state_dict)
+        transport.carry("tokens", lambda: self.tokens_before, self._take_tokens)
+        with as_user_error():
+            self.fleet.begin()
+        shard.take_place(transport.slot)
+        self.step = self.fleet.steps
+        say(f"joined {transport.coordinator} as {transport.id}: {self.fleet.workers} workers, step {self.step}")
+
+    def _take_tokens(self, tokens: int) -> None:
+        self.tokens_before = tokens
 
     def steps_taken(self) -> int:
         """The last step that the optimizers took, also after an exchange behind it was lost."""
@@ -70,7 +88,7 @@ class Trainer:
             optimizers.set_lr(replica.optimizers, factor, self.config.optimizer.lr)
         losses = self.work.run(step)
         self._fleet_step(first=self.step == self.start_step)
-        self.step = step
+        self.step = self.fleet.steps if self.place.elastic else step  # an elastic worker may have been healed
         record = self._record(factor, time.perf_counter() - began)
         if self._due(self.config.train.eval_every) or step == self.config.steps:
             record |= self.evaluate()
@@ -117,7 +135,15 @@ class Trainer:
             "step_seconds": whole,
             "tokens_per_second": tokens / seconds,
         }
-        return record | self._link(whole, seconds) | self._events()
+        return record | self._link(whole, seconds) | self._events() | self._membership()
+
+    def _membership(self) -> Record:
+        """Of an elastic fleet: rounds that count, rounds that were lost, and rounds that this worker made alone."""
+        if not self.place.elastic:
+            return {}
+        transport = self.place.transport
+        transport.reporter.say(bytes_sent=self.fleet.bytes_sent, step=self.step)
+        return {"committed": transport.committed, "lost": transport.lost, "alone": transport.alone_rounds}
 
     def _events(self) -> Record:
         """What the engine noted since the last step: lost rounds, sick or slow workers."""

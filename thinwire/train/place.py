@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ import thinwire as tw
 from thinwire.train.config import Config
 from thinwire.train.errors import UserError, as_user_error
 from thinwire.train.notes import Notes
+
+if TYPE_CHECKING:
+    from thinwire.train.command import Join
 
 
 @dataclass
@@ -31,6 +34,10 @@ class Place:
     def writes(self) -> bool:
         """Whether this process shows progress and writes metrics."""
         return self.inner == 0 and (self.separate or self.notes.process == 0)
+
+    @property
+    def elastic(self) -> bool:
+        return bool(self.transport.elastic)
 
     @property
     def inner(self) -> int:
@@ -125,6 +132,22 @@ def connected(config: Config, address: str, worker: int) -> Place:
     store = _prefixed(f"run/{inner}", _store(host, port_number, timedelta(seconds=config.train.wait)))
     notes = Notes(worker, config.workers, store, config.train.wait)
     return Place([worker], device, transport, notes, mesh, separate=True)
+
+
+def elastic(config: Config, join: Join) -> Place:
+    """A worker that joins a coordinator's fleet, now or later, and keeps a run folder of its own."""
+    try:
+        from thinwire.elastic import Elastic
+    except ModuleNotFoundError as error:
+        raise UserError(f"--join: {error}") from error
+    with as_user_error():
+        transport = Elastic(
+            join.coordinator,
+            min_workers=join.min_workers,
+            secret_file=join.secret_file,
+            address=join.address,
+        )
+    return Place([0], device_of(config), transport, separate=True)
 
 
 def _own_mesh(config: Config) -> Any:

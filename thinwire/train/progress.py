@@ -92,7 +92,7 @@ def describe(record: Record, pace: list[dict[str, float]], held: float) -> str:
     parts.append(f"{units.show_count(record['tokens_per_second'])} tokens/s")
     parts.append(f"sent {units.show_size(record['bytes_sent'])}")
     parts.append(f"waiting {record['waited_share']:.0%}")
-    parts.append(f"{record['workers']} workers")
+    parts.append("ALONE" if record.get("alone") and record["workers"] == 1 else f"{record['workers']} workers")
     return " · ".join(parts + _who_waits(pace))
 
 

@@ -73,6 +73,8 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         talk.say(f"resumed {order.folder} at step {trainer.step}")
     else:
         trainer.open_fleet(config.method)
+    if place.elastic:
+        trainer.join(talk.say)
     sinks = _sinks(trainer, order.folder, talk) if place.writes else []
     every = 1 if place.notes.processes == 1 and place.device.type == "cpu" else config.logging.every
     ledger = Ledger(place.notes, every, sinks, talk.show)
@@ -89,6 +91,8 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         raise PeerGone(f"stopped after step {trainer.step}: {what}; saved {folder}") from error
     finally:
         ledger.close()
+    if place.elastic and summary is not None:
+        place.transport.leave("finished")
     if summary is None:
         reason = why or f"--stop-at {order.stop_at}"
         talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")

@@ -84,9 +84,9 @@ class Work:
     def run(self, step: int) -> Tensor:
         """Leave gradients in the replicas; the loss of each (hosted,)."""
         losses = []
-        for worker, module, shard in zip(self.place.hosted, self.team.modules, self.team.shards, strict=True):
+        for module, shard in zip(self.team.modules, self.team.shards, strict=True):
             # drawn from the step, so that dropout is the same in every layout and after every resume
-            torch.manual_seed((self.config.seed * 1_000_003 + step) * 4099 + worker)
+            torch.manual_seed((self.config.seed * 1_000_003 + step) * 4099 + shard.worker)
             losses.append(self._replica(module, self.batches(shard)))
         return self._over_island(torch.stack(losses))
 
