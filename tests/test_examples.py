@@ -15,7 +15,7 @@ from tests.cluster import free_port
 pytestmark = pytest.mark.xdist_group("processes")
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-LIMIT = 60
+LIMIT = 240  # of a hang; on two quiet cores each takes less than half a minute
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
@@ -80,7 +80,7 @@ def test_lora_sends_the_adapters_and_no_more() -> None:
 
 def test_fsdp2_mesh() -> None:
     (said,) = run([*TORCHRUN, "4", str(EXAMPLES / "fsdp2_mesh.py")])
-    weights = re.findall(r"worker (\d), shard (\d): loss [\d.]+, weights (\S+)", said)
+    weights = re.findall(r"worker (\d), shard (\d): loss [\d.]+, weights (-?[\d.]+)", said)
     assert {(worker, shard) for worker, shard, _ in weights} == {(w, s) for w in "01" for s in "01"}
     assert len({weight for _, _, weight in weights}) == 1
 
@@ -98,7 +98,6 @@ def test_custom_method() -> None:
 
 
 def test_every_example_is_run() -> None:
-    here = Path(__file__).read_text()
-    elsewhere = {"elastic.py"}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for path in EXAMPLES.glob("*.py"):
-        assert path.name in here or path.name in elsewhere, f"no test runs {path.name}"
+        assert path.name in tests, f"no test runs {path.name}"

@@ -106,6 +106,7 @@ def settings(folder: str, **changes: Any) -> Any:
         "save_steps": EVERY_EVAL,
         "eval_strategy": "steps",
         "eval_steps": EVERY_EVAL,
+        "eval_on_start": True,
         "logging_steps": 2,
         "report_to": "none",
         "disable_tqdm": True,
@@ -129,6 +130,17 @@ def trainer_of(worker: int, folder: str, callback: Any, seed: int | None = None,
     return trainer
 
 
+def sampling() -> Any:
+    """What a user may do after an evaluation, before the Trainer makes a checkpoint."""
+    from transformers import TrainerCallback
+
+    class Sampling(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            loss_on(others["model"], 102)
+
+    return Sampling()
+
+
 def with_trainer(worker: int, port: int | None, name: str, folder: str, resume_at: int = 0) -> dict[str, Any]:
     """Without a port, the workers are joined by the process group that the test has set up."""
     from thinwire.integrations.hf import ThinwireCallback
@@ -136,6 +148,7 @@ def with_trainer(worker: int, port: int | None, name: str, folder: str, resume_a
     transport = None if port is None else connected(port, worker)
     callback = ThinwireCallback(method_of(name), transport)
     trainer = trainer_of(worker, folder, callback)
+    trainer.add_callback(sampling())
     resume = os.path.join(folder, str(worker), f"checkpoint-{resume_at}") if resume_at else None
     trainer.train(resume_from_checkpoint=resume)
     last = os.path.join(folder, str(worker), f"checkpoint-{STEPS}")

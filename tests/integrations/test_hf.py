@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import warnings
 from typing import Any
@@ -182,6 +183,18 @@ def test_resuming_without_the_fleets_state_is_refused(tmp_path: Any) -> None:
     trainer = hf_worker.trainer_of(0, str(tmp_path), ThinwireCallback(tw.local_sgd(2), tw.Local()))
     with pytest.raises(ValueError, match="resumed at step 5"):
         trainer.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
+
+
+def test_a_checkpoint_that_was_moved_is_found_by_its_name(tmp_path: Any) -> None:
+    from thinwire.integrations.hf import ThinwireCallback
+
+    callback = ThinwireCallback(tw.diloco(4), tw.Local())
+    hf_worker.trainer_of(0, str(tmp_path / "old"), callback, max_steps=5).train()
+    moved = str(shutil.move(tmp_path / "old" / "0" / "checkpoint-5", tmp_path / "moved"))
+    callback = ThinwireCallback(tw.diloco(4), tw.Local())
+    trainer = hf_worker.trainer_of(0, str(tmp_path / "new"), callback, max_steps=8, resume_from_checkpoint=moved)
+    trainer.train(resume_from_checkpoint=moved)
+    assert callback.fleet.steps == 8
 
 
 @pytest.mark.parametrize(("module", "library"), [("hf", "transformers"), ("lightning", "lightning.pytorch")])
