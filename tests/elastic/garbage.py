@@ -45,7 +45,7 @@ def kinds() -> dict[str, list[bytes]]:
 
 def throw(host: str, port: int, pieces: Iterable[bytes], listen: float = 0.2) -> bytes:
     """Send it, as far as the other side takes it, and hear a little of what it says."""
-    with socket.create_connection((host, port), timeout=2) as link:
+    with socket.create_connection((host, port), timeout=0.5) as link:
         with suppress(OSError):
             for piece in pieces:
                 link.sendall(piece)

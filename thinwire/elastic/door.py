@@ -82,6 +82,8 @@ class Door:
     def close(self) -> None:
         """Stop listening and end every visit."""
         self._closed = True
+        with suppress(OSError):  # Linux wakes whoever waits in accept; elsewhere it takes a tick
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
         for guest in self._present():
@@ -95,6 +97,8 @@ class Door:
             except TimeoutError:
                 continue
             except OSError as error:  # no more file handles, or a peer that went at once
+                if self._closed:
+                    return
                 log.warning("%s: could not accept a connection (%s)", self.name, error)
                 time.sleep(TICK)
                 continue
