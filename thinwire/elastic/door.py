@@ -72,7 +72,7 @@ class Door:
         self.name, self._welcome = name, welcome
         self._guests: list[Guest] = []
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._socket = _listen(name, host, port)
         self._socket.settimeout(TICK)
         self.port = int(self._socket.getsockname()[1])
@@ -81,7 +81,7 @@ class Door:
 
     def close(self) -> None:
         """Stop listening and end every visit."""
-        self._closed = True
+        self._closed.set()
         with suppress(OSError):  # Linux wakes whoever waits in accept; elsewhere it takes a tick
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -90,14 +90,14 @@ class Door:
             guest.leave()
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             self._hurry()
             try:
                 link, peer = self._socket.accept()
             except TimeoutError:
                 continue
             except OSError as error:  # no more file handles, or a peer that went at once
-                if self._closed:
+                if self._closed.is_set():
                     return
                 log.warning("%s: could not accept a connection (%s)", self.name, error)
                 time.sleep(TICK)
