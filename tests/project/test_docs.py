@@ -66,7 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built with warnings as errors, where no address can be reached through a proxy that is not there."""
     target = tmp_path_factory.mktemp("site")
     offline = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **offline}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
@@ -231,7 +231,7 @@ def test_bytes_of_the_methods(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_kind_of_event_is_explained() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "thinwire").rglob("*.py"))
-    kinds = set(re.findall(r'(?:events\.add|notify)\(\s*"(\w+)"', source))
+    kinds = set(re.findall(r'(?:(?:events\.add|notify)\(\s*|_tell\((?="\w+", \())"(\w+)"', source))
     assert kinds, "the pattern finds no event any more"
     for kind in kinds:
         assert f"| `{kind}` |" in PAGES["troubleshooting.md"], kind
