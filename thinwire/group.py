@@ -26,7 +26,9 @@ _PACE = 0.05  # seconds of line time that one chunk may take when the rate is li
 class Group(Transport):
     """The processes of a `torch.distributed` group (gloo or NCCL), or of one dimension of a `DeviceMesh`.
 
-    thinwire opens connections of its own, so its traffic never mixes with the group's other collectives.
+    thinwire opens connections of its own, so its traffic never mixes with the group's other collectives. Where workers
+    are several processes, `mesh["workers"]` joins them rank by rank; workers of different sizes are joined by the group
+    of their first processes, `Group(dist.new_group([0, 4, 12]))`, which every process passes, in it or not.
     `max_rate` (bytes per second, or text such as "50Mbit") paces the chunks; the lowest rate of all workers holds.
 
     >>> Group(max_rate="50Mbit").max_rate
@@ -51,8 +53,9 @@ class Group(Transport):
     ) -> Group:
         """Join separate runs over one line: worker 0 listens at `address` ("HOST:PORT"), the others come to it.
 
-        Each site runs its own torchrun with whatever it likes inside; process r of one site meets process r of every
-        other. No default process group is needed.
+        Each site runs its own torchrun with whatever it likes inside, and every process of it makes this same call:
+        process r of one site meets process r of every other, or the first ones meet for all where sites differ in size
+        or a message must be whole. No default process group is needed.
         """
         transport = cls(max_rate=max_rate)
         transport._site = meet_at(address, worker, workers, timeout)
@@ -69,7 +72,7 @@ class Group(Transport):
         self._control, self._data = self._connected(site)
         facts = self._gather_numbers([hosted, int(self.max_rate or 0)])
         self.hosted = [count for count, _ in facts]
-        self.rate = min((rate for _, rate in facts if rate), default=None)
+        self.rate: float | None = min((rate for _, rate in facts if rate), default=None)
         firsts = [sum(self.hosted[:process]) for process in range(self.processes)]
         self.worker, self.workers = firsts[self.process], sum(self.hosted)
         self.parts = self.workers
@@ -79,6 +82,9 @@ class Group(Transport):
         self._header_length = header_length
         size = header_length * max(self.hosted)
         self._conversation = Conversation(self._gather_headers, board, size, self.notify)
+
+    def share_line(self, processes: int) -> None:
+        self.rate = self.rate / processes if self.rate is not None else None
 
     def _connected(self, site: Site) -> tuple[Any, Any]:
         try:

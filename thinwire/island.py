@@ -107,6 +107,7 @@ class Island:
             return transport
         if not self.line.leads:
             self._open(fleet)
+        transport.share_line(len(self.ranks))
         others = transport.workers > len(fleet.replicas)
         return Shares(transport, self) if self.kind == "copies" and others else transport
 

@@ -67,8 +67,8 @@ class Shares(Transport):
         except PeerLost as error:
             lost = error
         if not self.island.all(lost is None):
-            why = str(lost) if lost is not None else "lost by another process of this worker"
-            raise _LostTogether(why, lost.workers if lost is not None else ()) from lost
+            lost = lost or PeerLost("lost by another process of this worker")
+            raise _LostTogether(str(lost), lost.workers, lost.row, lost.round, lost.step) from lost
         return cast(Answer, answer)
 
     def share(self, buffer: Tensor) -> Tensor:
@@ -80,9 +80,12 @@ class Shares(Transport):
     def gather(self, mine: Tensor) -> Tensor:
         """Every rank's tensor, stacked in rank order."""
         everything = mine.new_empty(self.ranks, *mine.shape)
-        if mine.numel():
-            dist.all_gather_into_tensor(everything.view(-1), mine.reshape(-1), group=self.group)
+        self.gather_into(everything.view(-1), mine.reshape(-1))
         return everything
+
+    def gather_into(self, everything: Tensor, mine: Tensor) -> None:
+        if mine.numel():
+            dist.all_gather_into_tensor(everything, mine, group=self.group)
 
 
 class _LostTogether(PeerLost):
@@ -94,7 +97,8 @@ class _Sharing(Exchange):
 
     def __init__(self, shares: Shares, order: Order) -> None:
         self.shares, self.kind = shares, order.kind
-        self.size = 0 if order.kind == "two_shot" else order.contributions[0].numel()
+        self.message = order.contributions[0]
+        self.size = 0 if order.kind == "two_shot" else self.message.numel()
         self.second_sizes = order.second_sizes
         self.reducing = False
         own = self._parts(order) if order.kind == "two_shot" else self._slices(order)
@@ -131,7 +135,7 @@ class _Sharing(Exchange):
     def result(self) -> Tensor | list[Tensor]:
         answer = self.shares.together(self.inner.result)
         if isinstance(answer, Tensor):
-            return self.shares.gather(answer).view(-1)[: self.size]
+            return self._summed(answer)
         if self.kind == "gather":  # (ranks, workers, length) -> one payload a worker
             everything = self.shares.gather(torch.stack(answer)).transpose(0, 1).flatten(1)
             return [payload[: self.size] for payload in everything]
@@ -139,3 +143,10 @@ class _Sharing(Exchange):
         mine = torch.stack([torch.nn.functional.pad(part, (0, longest - part.numel())) for part in answer])
         everything = self.shares.gather(mine).flatten(0, 1)
         return [payload[:size] for payload, size in zip(everything, self.second_sizes, strict=True)]
+
+    def _summed(self, share: Tensor) -> Tensor:
+        """The sum of all workers, in the message's own memory where the shares come out even."""
+        if self.size % self.shares.ranks:
+            return self.shares.gather(share).view(-1)[: self.size]
+        self.shares.gather_into(self.message, share.clone())
+        return self.message

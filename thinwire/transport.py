@@ -16,6 +16,9 @@ class PeerLost(RuntimeError):
     """A round was lost. The engine lands nothing of it.
 
     `workers` are those not heard from; `row`, `round` and `step` say where it happened.
+
+    >>> PeerLost("worker 3 not heard from", workers=[3], row=0, round=7).workers
+    (3,)
     """
 
     def __init__(
@@ -81,6 +84,12 @@ class Transport(ABC):
 
     `survives`: a lost round is an event, and training goes on; otherwise `PeerLost` reaches the user.
     `elastic`: workers come and go, so `renew` is called before rounds, and nobody may wait for all outside of them.
+
+    >>> import thinwire as tw
+    >>> transport = tw.Local()
+    >>> transport.open(hosted=2, header_length=8)
+    >>> transport.workers, transport.talk([b"one", b"two"])
+    (2, [b'one', b'two'])
     """
 
     survives: bool = False
@@ -91,6 +100,10 @@ class Transport(ABC):
     beginning: bool = True  # whether all workers are at their start
     notify: Callable[[str, Sequence[int], str], None] = staticmethod(lambda kind, workers, text: None)
 
+    def members(self) -> Sequence[int] | None:
+        """The ranks of the default process group that it joins; None where they are of no group in common."""
+        return None
+
     @abstractmethod
     def open(self, hosted: int, header_length: int) -> None:
         """Learn the world; this process brings `hosted` replicas, whose headers all have this length."""
@@ -98,10 +111,6 @@ class Transport(ABC):
     @abstractmethod
     def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
         """Everybody's blobs of any length, one per replica, in worker order. Waits."""
-
-    def members(self) -> Sequence[int] | None:
-        """The ranks of the default process group that it joins; None where they are of no group in common."""
-        return None
 
     @abstractmethod
     def meet(self, key: Key, headers: list[bytes], on_ahead: Callable[[Key], None]) -> list[bytes]:
@@ -118,6 +127,10 @@ class Transport(ABC):
     @abstractmethod
     def add(self, buffers: Sequence[Tensor]) -> Tensor:
         """The sum of all workers' buffers, which are given up. Waits; all workers must be here (see `meet`)."""
+
+    def share_line(self, processes: int) -> None:
+        """So many processes of this worker send at once: a limit on the rate is for all of them together."""
+        return None
 
     def leave(self, why: str) -> None:
         """Tell the others that this worker is done."""

@@ -43,7 +43,7 @@ def build_team(config: Config, place: Place, data: Dataset) -> Team:
         module = _wrapped(model, config, place)
         with as_user_error():
             inner = optimizers.build(model, config.optimizer)
-            replicas.append(tw.Replica(model, inner if len(inner) > 1 else inner[0], weight=weight))
+            replicas.append(tw.Replica(module, inner if len(inner) > 1 else inner[0], weight=weight))
         shards.append(Shard(data.train, worker, config.workers, config.seed))
         if config.train.compile:
             module.compile()
