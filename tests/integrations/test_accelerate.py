@@ -99,7 +99,7 @@ def with_lora(worker: int, port: int, folder: str) -> dict[str, Any]:
     callback = ThinwireCallback(tw.diloco(4), connected(port, worker))
     model = adapted()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    changes = {"eval_strategy": "no", "save_steps": 6}
+    changes = {"eval_strategy": "no", "eval_on_start": False, "save_steps": 6}
     args = hf_worker.settings(os.path.join(folder, str(worker)), **changes)
     trainer = Trainer(model=model, args=args, train_dataset=hf_worker.examples(worker), callbacks=[callback])
     trainer.train()

@@ -75,17 +75,28 @@ def test_a_process_group_set_up_by_hand_serves_too(cluster: Cluster, tmp_path: A
         torch.testing.assert_close(one["values"], third["values"], rtol=0, atol=0)
 
 
-# -- several processes inside a worker -------------------------------------------------------------------------------
-
-
-def batches_of(worker: int, port: int, folder: str, size: int) -> tuple[list[torch.Tensor], str]:
+def trained(worker: int, port: int, folder: str, changes: dict[str, Any]) -> tuple[list[torch.Tensor], str]:
     from thinwire.integrations.hf import ThinwireCallback
 
     callback = ThinwireCallback(tw.diloco(4), connected(port, worker))
-    changes = {"eval_strategy": "no", "save_strategy": "no", "gradient_accumulation_steps": 1}
-    trainer = hf_worker.trainer_of(worker, folder, callback, per_device_train_batch_size=size, **changes)
+    chosen = {"eval_strategy": "no", "save_strategy": "no", "gradient_accumulation_steps": 1, **changes}
+    trainer = hf_worker.trainer_of(worker, folder, callback, **chosen)
     trainer.train()
     return hf_worker.values(trainer.model), callback.fleet.island.kind
+
+
+COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+
+
+@pytest.mark.parametrize("changes", [COMPILED, {"gradient_checkpointing": True}], ids=["compiled", "checkpointed"])
+def test_a_trainers_other_settings_change_nothing(cluster: Cluster, tmp_path: Any, changes: dict[str, Any]) -> None:
+    """But for rounding: a compiled graph may add in another order."""
+    plainly = cluster.run(trained, 2, free_port(), str(tmp_path), {}, timeout=PATIENCE, join=False)
+    ours = cluster.run(trained, 2, free_port(), str(tmp_path), changes, timeout=PATIENCE, join=False)
+    torch.testing.assert_close([v for v, _ in ours], [v for v, _ in plainly], rtol=1e-3, atol=1e-5)
+
+
+# -- several processes inside a worker -------------------------------------------------------------------------------
 
 
 def ddp_inside(rank: int, port: int, folder: str) -> tuple[list[torch.Tensor], str]:
@@ -93,12 +104,13 @@ def ddp_inside(rank: int, port: int, folder: str) -> tuple[list[torch.Tensor], s
     worker, inner = divmod(rank, 2)
     world = {"RANK": str(inner), "LOCAL_RANK": str(inner), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     with environment(**world, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port + 1 + worker)):
-        return batches_of(worker, port, folder, size=4)
+        return trained(worker, port, folder, {"per_device_train_batch_size": 4})
 
 
 def test_ddp_inside_a_worker_stays_inside(cluster: Cluster, tmp_path: Any) -> None:
     """DDP adds two halves of a batch up in another order than one process does: equal to rounding."""
-    alone = cluster.run(batches_of, 2, free_port(), str(tmp_path), 8, timeout=PATIENCE, join=False)
+    whole_batch = {"per_device_train_batch_size": 8}
+    alone = cluster.run(trained, 2, free_port(), str(tmp_path), whole_batch, timeout=PATIENCE, join=False)
     inside = cluster.run(ddp_inside, 4, free_port(), str(tmp_path), timeout=PATIENCE, join=False)
     for rank, (found, kind) in enumerate(inside):
         assert kind == "copies"  # so that each rank carries its share of a message
