@@ -171,6 +171,14 @@ def test_equal_first_batches_are_warned_of(cluster: Cluster, tmp_path: Any, seed
     assert all("workers 0, 1" in text for texts in found for text in texts)
 
 
+def test_a_worker_that_is_alone_is_told_so(tmp_path: Any) -> None:
+    from thinwire.integrations.hf import ThinwireCallback
+
+    trainer = hf_worker.trainer_of(0, str(tmp_path), ThinwireCallback(tw.local_sgd(2)), max_steps=1, save_strategy="no")
+    with pytest.warns(UserWarning, match="trains alone"):
+        trainer.train()
+
+
 def in_one_folder(worker: int, port: int, folder: str) -> str:
     from thinwire.integrations.hf import ThinwireCallback
 

@@ -220,6 +220,42 @@ def test_equal_first_batches_are_warned_of(cluster: Cluster, tmp_path: Any) -> N
         assert len(texts) == 1 and "workers 0, 1" in texts[0]
 
 
+def test_several_optimizers_stepped_by_hand(tmp_path: Any) -> None:
+    """Lightning counts the steps of each optimizer, the fleet those of all together: the end is not mistaken."""
+    from lightning.pytorch import LightningModule
+
+    from thinwire.integrations.lightning import ThinwireCallback
+
+    def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(model[0].parameters(), lr=0.1), adamw(model[2:].parameters())]
+
+    class ByHand(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.model = small_model()
+
+        def training_step(self, data: list[Tensor], index: int) -> None:
+            self.manual_backward(loss_of(self.model, data))
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return optimizers(self.model)
+
+    callback, toy, model = ThinwireCallback(tw.diloco(4), tw.Local()), ByHand(), small_model()
+    trainer_of(0, str(tmp_path), [callback], val_check_interval=None).fit(toy, loader(0))
+    fleet = tw.attach(model, optimizers(model), tw.diloco(4), tw.Local())
+    for step in range(STEPS):
+        loss_of(model, batch(step, 0)).backward()
+        fleet.step()
+        fleet.zero_grad()
+    fleet.finish()
+    assert callback.fleet is not None and callback.fleet.steps == STEPS
+    torch.testing.assert_close(values(toy.model), values(model), rtol=0, atol=0)
+
+
 def with_fabric(worker: int, port: int, name: str, folder: str) -> list[Tensor]:
     """A loop of one's own: saved after the seventh step, and taken up again by new objects."""
     from lightning.fabric import Fabric

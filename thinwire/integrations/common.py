@@ -50,6 +50,15 @@ def refuse_shared_folder(fleet: Fleet, folder: str | None) -> None:
         raise ValueError(f"two workers would write their checkpoints to {folder}: give each worker a folder of its own")
 
 
+def warn_if_alone(fleet: Fleet, transport: Transport | None) -> None:
+    """Nobody was asked for, and nobody is here: most likely a transport was forgotten."""
+    if transport is None and fleet.workers == 1:
+        warnings.warn(
+            "this worker trains alone: to join others, pass transport=tw.Group.connect(HOST:PORT, worker=i, workers=n)",
+            stacklevel=2,
+        )
+
+
 def weights_checksum(fleet: Fleet) -> int:
     """Of the hosted replica's trainable parameters: ties a fleet's state to the weights it was saved with."""
     return sum(checksum(local(parameter.detach())) for parameter in fleet.replicas[0].trainable.values())

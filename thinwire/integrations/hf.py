@@ -21,6 +21,7 @@ from .common import (
     refuse_shared_folder,
     refuse_shared_world,
     shares_the_line,
+    warn_if_alone,
     weights_checksum,
 )
 
@@ -77,6 +78,7 @@ class ThinwireCallback(TrainerCallback):
         model: nn.Module = others["model"]
         fleet = self.fleet = self._attach(args, model, others["optimizer"])
         self.finished = False
+        warn_if_alone(fleet, self.transport)
         refuse_shared_folder(fleet, None if args.save_strategy == "no" else args.output_dir)
         if state.global_step:
             self._restore(fleet, args, state)

@@ -9,7 +9,7 @@ from ..attach import attach
 from ..fleet import Fleet
 from ..table import Method
 from ..transport import Transport
-from .common import FirstBatch, Meter, refuse_shared_folder, refuse_shared_world, shares_the_line
+from .common import FirstBatch, Meter, refuse_shared_folder, refuse_shared_world, shares_the_line, warn_if_alone
 
 try:
     from lightning.pytorch import Callback
@@ -67,6 +67,7 @@ class ThinwireCallback(Callback):
             trainer.model, trainer.optimizers, self.method, self.transport, self.offload, self.weight, self.clip
         )  # fmt: skip
         self.fleet, self.finished = fleet, False
+        warn_if_alone(fleet, self.transport)
         refuse_shared_folder(fleet, getattr(trainer.checkpoint_callback, "dirpath", None))
         if self.loaded:
             fleet.load_state_dict(self.loaded)
