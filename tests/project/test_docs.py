@@ -235,3 +235,16 @@ def test_every_kind_of_event_is_explained() -> None:
     assert kinds, "the pattern finds no event any more"
     for kind in kinds:
         assert f"| `{kind}` |" in PAGES["troubleshooting.md"], kind
+
+
+def decimals(text: str) -> set[str]:
+    """Every number with a decimal point, 0.7 and .7 alike."""
+    return {number.lstrip("0") for number in re.findall(r"(?<![\w.])\d*\.\d+", text)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "\n## Ours\n" in PAGES[page]])
+def test_our_numbers_are_in_the_log(page: str) -> None:
+    found = re.search(r"^## Ours\n(.*?)(?=^## |\Z)", PAGES[page], re.M | re.S)
+    recorded = decimals((ROOT / "LOG.md").read_text() + (ROOT / "bench" / "README.md").read_text())
+    assert found is not None
+    assert not decimals(found[1]) - recorded
