@@ -179,6 +179,16 @@ def test_a_worker_that_is_alone_is_told_so(tmp_path: Any) -> None:
         trainer.train()
 
 
+def test_a_transport_serves_one_training(tmp_path: Any) -> None:
+    from thinwire.integrations.hf import ThinwireCallback
+
+    callback = ThinwireCallback(tw.local_sgd(2), tw.Local())
+    trainer = hf_worker.trainer_of(0, str(tmp_path), callback, max_steps=1, save_strategy="no")
+    trainer.train()
+    with pytest.raises(ValueError, match="make a new ThinwireCallback"):
+        trainer.train()
+
+
 def in_one_folder(worker: int, port: int, folder: str) -> str:
     from thinwire.integrations.hf import ThinwireCallback
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from .common import (
     warn_if_alone,
     weights_checksum,
 )
+from .evaluation import Evaluation
 
 try:
     import safetensors.torch
@@ -83,7 +83,7 @@ class ThinwireCallback(TrainerCallback):
         if state.global_step:
             self._restore(fleet, args, state)
         self.meter, self.first = Meter(fleet), FirstBatch()
-        self.evaluation = _Evaluation(model, fleet)
+        self.evaluation = Evaluation(model, fleet)
         self.evaluation.watch(control, due=args.eval_on_start)
         self.watching_first = model.register_forward_pre_hook(self._note_first_batch, with_kwargs=True)
 
@@ -169,46 +169,6 @@ class ThinwireCallback(TrainerCallback):
             f"its weights is in {' or '.join(folders)}: resume from a checkpoint in output_dir, or name its folder in "
             "TrainingArguments(resume_from_checkpoint=...)"
         )
-
-
-class _Evaluation:
-    """Holds the consensus in the model for as long as the Trainer evaluates.
-
-    The Trainer tells when an evaluation has ended, but not when one begins. So between two steps the model is watched:
-    where an evaluation is due, the first forward pass in evaluation mode without gradients swaps the consensus in, and
-    `on_evaluate` swaps it out; so does whatever asks for the model's state, since checkpoints hold the live weights.
-    """
-
-    def __init__(self, model: nn.Module, fleet: Fleet) -> None:
-        self.model, self.fleet = model, fleet
-        self.over = self.due = self.inside = False
-        self.swapped, self.watches = ExitStack(), ExitStack()
-
-    def watch(self, control: Any, due: bool = False) -> None:
-        """From here to the next step."""
-        self.stop()
-        self.control, self.due = control, due
-        if not self.over:
-            before = self.model.register_forward_pre_hook(lambda module, args: self._forward())
-            saving = self.model.register_state_dict_pre_hook(lambda module, prefix, keep: self.swap_out())
-            self.watches.callback(before.remove)
-            self.watches.callback(saving.remove)
-
-    def _forward(self) -> None:
-        if self.model.training or torch.is_grad_enabled():
-            return
-        self.due = self.due or self.control.should_evaluate  # false again before the second of several datasets
-        if self.due and not self.inside:
-            self.swapped.enter_context(self.fleet.evaluating())
-            self.inside = True
-
-    def swap_out(self) -> None:
-        self.inside = False
-        self.swapped.close()
-
-    def stop(self) -> None:
-        self.swap_out()
-        self.watches.close()
 
 
 def _checkpoint(args: Any, state: Any) -> str:
