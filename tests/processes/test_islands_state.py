@@ -109,16 +109,17 @@ def sick_shard(rank: int) -> tuple[Any, ...]:
     model, optimizer, fleet = build(grid(), tw.diloco(2, codec=tw.Int8()))
     for step in range(6):
         go_on(model, optimizer, step, step + 1, rank // 2)
-        if step == 0 and rank == 3:  # one shard of worker 1, on the rank that follows: a parameter and a moment
-            model[0].weight._local_tensor[0, 0] = float("nan")
+        if step == 0 and rank == 3:  # one shard of worker 1, on the rank that follows
             optimizer.state[model[4].weight]["exp_avg"]._local_tensor.fill_(float("inf"))
-    return values_of(model), [event.workers for event in fleet.events if event.kind == "sick"]
+    steps = [int(optimizer.state[model[i].weight]["step"]) for i in (2, 4)]
+    return values_of(model), [event.workers for event in fleet.events if event.kind == "sick"], steps
 
 
-def test_a_nan_on_a_rank_that_follows_leaves_its_worker_out(cluster: Cluster) -> None:
+def test_a_moment_that_bursts_on_a_rank_that_follows_leaves_its_worker_out(cluster: Cluster) -> None:
     answers = cluster.run(sick_shard, 4)
-    assert [sick for _, sick in answers] == [[], [], [(1,)], [(1,)]]
-    for values, _ in answers:
+    assert [sick for _, sick, _ in answers] == [[], [], [(1,)], [(1,)]]
+    assert [steps for _, _, steps in answers] == [[6, 6], [6, 6], [6, 4], [6, 4]]  # started anew, on every rank
+    for values, _, _ in answers:
         torch.testing.assert_close(values, answers[0][0], rtol=0, atol=0)
         assert all(bool(value.isfinite().all()) for value in values)
 
