@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(DOCS)): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
-INCLUDED = re.compile(r'^--8<-- "(.+)"$', re.M)
+INCLUDED = re.compile(r"^--8<--\n(.+)\n--8<--$", re.M)
 EQUATION = re.compile(r"\$[^$`]+\$")
 RUN_ELSEWHERE = {"migration.md"}  # tests/integrations/test_migration.py
 AS_PRINTED = doctest.ELLIPSIS
