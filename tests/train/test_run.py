@@ -238,7 +238,8 @@ def test_without_the_report_library_training_runs_and_says_so(tmp_path: Path, th
 
 
 @pytest.mark.xdist_group("processes")
-def test_under_torchrun_each_node_is_a_worker_with_fsdp_inside(tmp_path: Path, thinwire, tiny: list[str]) -> None:
+@pytest.mark.parametrize("inside", ["fsdp", "ddp"])
+def test_under_torchrun_each_node_is_a_worker(tmp_path: Path, thinwire, tiny: list[str], inside: str) -> None:
     """Two nodes of two processes; stopped, resumed, and held against both workers in one process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -258,7 +259,7 @@ def test_under_torchrun_each_node_is_a_worker_with_fsdp_inside(tmp_path: Path, t
         for process in started:
             ended(process)
 
-    nodes(*common, "--set", "train.inside=fsdp", "--out", tmp_path / "nodes", "--stop-at", 6)
+    nodes(*common, "--set", f"train.inside={inside}", "--out", tmp_path / "nodes", "--stop-at", 6)
     nodes("train", "--resume", tmp_path / "nodes")
     losses = [[line["loss"] for line in metrics(tmp_path / name)] for name in ("one", "nodes")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
