@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.replica import Live
+from thinwire.live import Live
 from thinwire.rule import Nesterov, Reduced, Rule, Scope, State, _get
 
 

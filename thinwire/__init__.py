@@ -9,6 +9,7 @@ from .events import Event
 from .fleet import Fleet
 from .fragments import by_layer
 from .group import Group
+from .live import Live
 from .methods import (
     carry_diloco,
     ddp,
@@ -27,7 +28,7 @@ from .methods import (
 )
 from .methods.common import table
 from .optim import ADOPT, Muon
-from .replica import Live, Replica, View, buffers, grads, moment, params
+from .replica import Replica, View, buffers, grads, moment, params
 from .rule import (
     SGD,
     Average,

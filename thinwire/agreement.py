@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .replica import Live, Replica, local, model, sharded_as
+from .live import Live
+from .replica import Replica, local, model, sharded_as
 
 if TYPE_CHECKING:
     from .fleet import Fleet

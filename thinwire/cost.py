@@ -10,7 +10,8 @@ from torch import nn
 
 from .codec.base import Codec
 from .header import header_length
-from .replica import Live, Replica
+from .live import Live
+from .replica import Replica
 from .schedule import Every
 from .table import Method, Sync
 

@@ -19,7 +19,8 @@ from .group import Group
 from .header import Header, header_length
 from .island import Island
 from .lead import led
-from .replica import Replica, Spare, local
+from .live import Spare
+from .replica import Replica, local
 from .row import Row
 from .table import Method
 from .transport import Key, Local, Newcomers, PeerLost, Transport

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .events import Event
-from .replica import Live, Replica, View, add_scaled, local, model, part, sharded_as, whole
+from .live import Live, add_scaled
+from .replica import Replica, View, local, model, part, sharded_as, whole
 from .site import site_among
 from .transport import PeerLost
 

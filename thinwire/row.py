@@ -16,7 +16,8 @@ from torch import Tensor
 from .codec.base import Layout, Part, Weight, divide_by_weights
 from .cost import exchange_kind, wire_bytes
 from .header import Header, checksum
-from .replica import Live, Replica
+from .live import Live
+from .replica import Replica
 from .rule import Reduced, Scope, State
 from .table import Sync
 from .transport import Exchange, Key, Order, PeerLost

@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .replica import FIRST_MOMENTS, Live
+from .live import Live
+from .replica import FIRST_MOMENTS
 from .schedule import Every
 
 SLICE = 1 << 18  # values

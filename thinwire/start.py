@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from .header import checksum
-from .replica import Live, Replica, View, buffers, fixed, params
+from .live import Live
+from .replica import Replica, View, buffers, fixed, params
 
 if TYPE_CHECKING:
     from .fleet import Fleet

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from .codec.base import Codec
 from .codec.dense import Float32
-from .replica import Live, Replica, View
+from .live import Live
+from .replica import Replica, View
 from .rule import Rule, Scope, check_delay, check_pairing
 from .schedule import Every
 

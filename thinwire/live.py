@@ -1,0 +1,171 @@
+"""The live tensors of a row as one flat buffer: where the engine reads from the model, and writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .codec.base import Layout
+from .replica import Replica, View, local
+
+
+class Spare:
+    """One used buffer, the largest so far, for the next message of any row: host memory only.
+
+    Fresh memory costs a page fault every 4 kB; a GPU's allocator keeps it by itself.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+
+    def take(self, layout: Layout, device: torch.device) -> Tensor:
+        """Its gaps are zero; what lies between them is to be overwritten."""
+        buffer = self.buffer
+        if device.type != "cpu" or buffer is None or buffer.numel() < layout.total:
+            return layout.zeros(device)
+        self.buffer = None
+        buffer = buffer[: layout.total]
+        return buffer if layout.total == layout.values else buffer.zero_()
+
+    def give(self, buffer: Tensor) -> None:
+        if buffer.device.type == "cpu" and (self.buffer is None or self.buffer.numel() < buffer.numel()):
+            self.buffer = buffer
+
+
+class Live:
+    """The live tensors of one row on one replica, read and written as one flat fp32 buffer.
+
+    On the lead of an island the buffer is that of the whole tensors, and the other ranks take part in every call.
+
+    >>> from thinwire import params
+    >>> model = torch.nn.Linear(2, 1)
+    >>> live = Live(params, Replica(model, torch.optim.SGD(model.parameters(), lr=0.1)), align=1)
+    >>> live.names, live.read().shape
+    (['weight', 'bias'], torch.Size([3]))
+    >>> live.write(torch.tensor([1.0, 2.0, 3.0]))
+    >>> model.weight.tolist(), model.bias.tolist()
+    ([[1.0, 2.0]], [3.0])
+    """
+
+    def __init__(self, view: View, replica: Replica, align: int, spare: Spare | None = None) -> None:
+        self.view, self.replica = view, replica
+        self.spare = spare or Spare()
+        self.names = view.names(replica)
+        self.table = view.table(replica)
+        self.layout = Layout(tuple(self._shape(self.table[name]) for name in self.names), align)
+        self.device = replica.device
+
+    def _shape(self, tensor: Tensor) -> torch.Size:
+        return tensor.shape if self.replica.is_whole else local(tensor).shape
+
+    def tensors(self) -> list[Tensor | None]:
+        """This rank's parts."""
+        return [self.view.tensor(self.replica, name, self.table[name]) for name in self.names]
+
+    def each(self) -> Iterable[Tensor | None]:
+        """The tensors as they stand in the buffer: on a lead they are gathered one by one."""
+        return self.tensors() if self.replica.line is None else self.replica.line.read(self)
+
+    def present(self) -> list[bool]:
+        return [tensor is not None for tensor in self.tensors()]
+
+    def dtypes(self) -> list[str]:
+        return [str(self.table[name].dtype).removeprefix("torch.") for name in self.names]
+
+    def read(self) -> Tensor:
+        """A new buffer with the present values; zeros where a tensor is absent."""
+        buffer = self.spare.take(self.layout, self.device)
+        if buffer.is_meta:  # of a model that is only being priced
+            return buffer
+        pairs = []
+        for view, tensor in zip(self.layout.views(buffer), self.each(), strict=True):
+            if tensor is None:
+                view.zero_()
+            elif self.replica.line is not None:
+                view.copy_(tensor)  # at once, so that one gathered tensor is held at a time
+            else:
+                pairs.append((view, tensor))
+        _copy_all(pairs)
+        return buffer
+
+    def drift(self, anchor: Tensor) -> Tensor:
+        """A new buffer with `anchor - x`, the anchor rounded as x is: no training is no drift."""
+        buffer = self.spare.take(self.layout, self.device)
+        parts = zip(self.each(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
+        for tensor, view, start in parts:
+            if tensor is None:
+                view.zero_()
+            elif tensor.dtype is torch.float32:
+                torch.sub(start, tensor, out=view)
+            else:
+                view.copy_(start.to(tensor.dtype)).sub_(tensor)
+        return buffer
+
+    def write(self, buffer: Tensor, held: list[bool] | None = None) -> None:
+        """x = buffer. A missing gradient is created where `held` says that some worker has one."""
+        wanted = held or [True] * len(self.names)
+        if self.view.kind == "grads":
+            self.replica.create_gradients(name for name, needed in zip(self.names, wanted, strict=True) if needed)
+        tensors, views = self.tensors(), self.layout.views(buffer)
+        chosen = [needed and x is not None for needed, x in zip(wanted, tensors, strict=True)]
+        if self.replica.line is not None:
+            self.replica.line.write(self, views, chosen)
+        else:
+            _copy_all([(x, b) for x, b, c in zip(tensors, views, chosen, strict=True) if c and x is not None])
+
+    def add(self, buffer: Tensor, scales: list[float] | None = None) -> None:
+        """x += scale * buffer, in fp32 and then rounded as x is."""
+        factors = scales or [1.0] * len(self.names)
+        if self.replica.line is not None:
+            self.replica.line.add(self, self.layout.views(buffer), factors)
+            return
+        for tensor, view, factor in zip(self.tensors(), self.layout.views(buffer), factors, strict=True):
+            if tensor is not None:
+                add_scaled(tensor, view, factor)
+
+    def drop_gradients(self) -> None:
+        """Every worker skips the inner step that is due."""
+        if self.replica.line is not None:
+            self.replica.line.order("drop_gradients", self)
+        self.replica.drop_gradients()
+
+    def restart_states(self) -> None:
+        """Start the optimizer state of these parameters anew."""
+        if self.replica.line is not None:
+            self.replica.line.order("restart_states", self)
+        self.replica.restart_states(self.names)
+
+    def rates(self) -> list[float]:
+        """The learning rate of each tensor."""
+        return [float(group["lr"]) if group else 0.0 for group in self._groups()]
+
+    def decays(self) -> list[float]:
+        """By how much this state shrinks in one optimizer step: beta, from each tensor's parameter group."""
+        states = [self.view.state_of(self.replica, name) or "" for name in self.names]
+        return [_beta(state, group or {}) for state, group in zip(states, self._groups(), strict=True)]
+
+    def _groups(self) -> list[dict[str, Any] | None]:
+        found = [self.replica.group_of(name) for name in self.names]
+        return [pair[1] if pair else None for pair in found]
+
+
+def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Each second into its first."""
+    if pairs:
+        torch._foreach_copy_([to for to, _ in pairs], [of for _, of in pairs])
+
+
+def add_scaled(tensor: Tensor, more: Tensor, scale: float) -> None:
+    """`tensor += scale * more`, in fp32 and then rounded as the tensor is."""
+    tensor.copy_(torch.add(tensor.float(), more, alpha=scale))
+
+
+def _beta(state: str, group: dict[str, Any]) -> float:
+    if state == "momentum_buffer" and "momentum" in group:
+        return float(group["momentum"])
+    if state in ("exp_avg", "exp_avg_sq") and "betas" in group:
+        return float(group["betas"][("exp_avg", "exp_avg_sq").index(state)])
+    raise ValueError(f"the parameter group names no decay for the state {state}: synchronise it with delay=0")
