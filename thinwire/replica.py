@@ -93,7 +93,8 @@ def _unwrap_optimizer(optimizer: Any) -> Optimizer:
 class Replica:
     """One model with its optimizer (or a list of optimizers) and the weight of its contributions.
 
-    `weight` may change at every step (the tokens of a batch, say); each row sums it since its last landed launch.
+    `weight` may change at every step (the tokens of a batch, say); each row sums it since its last landed launch. It is
+    the worker's: give all of its processes the same.
     `inside` is the process group (or one-dimensional mesh) whose ranks hold equal copies of this replica; a model
     wrapped in DDP brings its own.
 
