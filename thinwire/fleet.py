@@ -97,6 +97,10 @@ class Fleet:
             if self.island.led:
                 self._build_rows()  # of whole tensors
 
+    def open(self) -> None:
+        """Connect; without this call it happens when the fleet begins. A wrong address or setting is said here."""
+        self._open()
+
     @torch.no_grad()
     def begin(self) -> None:
         """Meet the others now; without this call it happens before the first step. Once; Collective.
@@ -175,6 +179,8 @@ class Fleet:
         rows = self._other_rows()
         for row in rows:
             row.weigh()
+        if self.transport.elastic:
+            self._catch_up(rows)
         if not self._gradient_rows():  # where gradients meet, membership has been settled before the step
             self._renew(rows)
         self._tick(rows)
@@ -195,6 +201,15 @@ class Fleet:
         for row in rows:
             row.land_due()
         return self.transport.renew(self.steps_begun, ahead=all(row.sync.every.delay > 0 for row in due))
+
+    def _catch_up(self, rows: list[Row]) -> None:
+        """A slow worker gives what it has: it takes the step at which the others wait, with the weight of its own."""
+        steps = [row.sync.every.launch_step(row.launched + 1) for row in rows if row.names and not row.sync.rule.silent]
+        due = min(steps, default=self.steps)
+        if due > self.steps and self.transport.awaited(due):
+            missed = due - self.steps
+            self.steps = self.steps_begun = due
+            self.events.add("late", due, f"the others waited at step {due}: this worker skips {missed} steps to them")
 
     def _drop_gradients(self) -> None:
         for replica in self.replicas:

@@ -147,6 +147,10 @@ class Transport(ABC):
         """
         return False
 
+    def awaited(self, step: int) -> bool:
+        """Whether the others have waited long for this worker at the rounds of that step."""
+        return False
+
     def look_ahead(self) -> None:
         """After the rounds of a step: begin to ask who will take part in the next ones."""
         return None

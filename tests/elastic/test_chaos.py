@@ -1,4 +1,4 @@
-"""Workers come, go, stall and die, for real; nothing that was committed is lost. The long runs are in bench/chaos.py."""
+"""Workers come, go, stall and die; nothing that was committed is lost. The long runs are in bench/chaos.py."""
 
 from __future__ import annotations
 
@@ -227,6 +227,23 @@ def test_a_newcomer_with_other_settings_is_refused_and_nobody_else_minds(start: 
     for member in members:
         member.step(step + 12)
     assert len(each(members, (step + 8) // 4 * 4, "params")) == 1
+
+
+def test_with_a_deadline_a_slow_worker_gives_what_it_has() -> None:
+    made = Coordinator(port=free_port(), heartbeat_timeout=3.0, round_deadline=6.0)
+    paces = {"a": "0.05", "b": "0.05", "s": "4.0"}
+    members = [Member(made.address, "diloco", STEPS, n, "--together", "3", "--seconds", p) for n, p in paces.items()]
+    try:
+        slow = members[2]
+        first = slow.wait_for(lambda line: any("late" in text for text in line.get("events", ())))
+        assert first["step"] % 4 == 0 and first["workers"] == 3 and first["committed"] >= 1
+        for member in members:
+            member.step(first["step"])
+        assert len(each(members, first["step"], "params")) == 1
+    finally:
+        for member in members:
+            member.end()
+        made.close()
 
 
 def test_all_finish_with_the_same_model(start: Start) -> None:

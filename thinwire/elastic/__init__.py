@@ -1,5 +1,6 @@
 """Elastic training on torchft: workers come and go."""
 
+import logging
 import os
 from importlib.util import find_spec
 
@@ -7,6 +8,7 @@ if find_spec("torchft") is None:
     raise ModuleNotFoundError("torchft is not installed: pip install 'thinwire[elastic]'", name="torchft")
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft tells of every quorum and vote; read when it is loaded
+logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)  # what goes wrong there becomes an event of the fleet
 
 from .transport import Elastic  # noqa: E402
 

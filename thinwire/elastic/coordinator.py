@@ -120,7 +120,8 @@ class Coordinator:
     def _take(self, path: str, message: dict[str, Any]) -> dict[str, Any]:
         if path == "/report":
             self._roster.hear(message)
-            return {"workers": self._roster.ages(), "settings": self._roster.settings}
+            deadline = self._facts["round_deadline"]
+            return {"workers": self._roster.ages(), "settings": self._roster.settings, "round_deadline": deadline}
         if path == "/settings":
             return {"settings": self._roster.agree(str(message["worker"]), dict(message["settings"]))}
         raise Answered(404, f"there is no POST {path[:TEXT]} here")

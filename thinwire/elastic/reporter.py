@@ -48,6 +48,7 @@ class Reporter:
         self._ages: dict[str, float] = {}
         self._peers: dict[str, dict[str, Any]] = {}
         self.known_word = ""  # of the coordinator that answered last
+        self.round_deadline: float | None = None  # seconds, if the coordinator has set one
         self._answered, self._lost = float("-inf"), False
         self.disagreement: str | None = None
         self._line = self._first_contact()
@@ -124,6 +125,7 @@ class Reporter:
         with self._lock:
             self._ages, self._answered, self._lost = ages, time.monotonic(), False
             self._peers, self.known_word = dict(answer["workers"]), line._epoch
+            self.round_deadline = answer.get("round_deadline")
         if self._settings is not None and answer["settings"] != self._settings:
             self._tell_again(line)
 

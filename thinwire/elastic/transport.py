@@ -73,7 +73,7 @@ class Elastic(Transport):
         self.secret = secrets.read(Path(secret_file)) if secret_file else None
         self.id = f"{name or socket.gethostname()}-{random_words.token_hex(2)}"
         self.settings: dict[str, Any] = {}  # what else must agree, beside the engine's facts
-        self.aloud: Callable[[str], None] | None = None  # hears at once what is noted as an event too
+        self.aloud: Callable[[str], None] | None = None  # hears at once why this worker waits
         self.committed = self.lost = self.alone_rounds = 0
         self.epoch: Epoch | None = None
         self._pending: Epoch | None = None
@@ -81,6 +81,8 @@ class Elastic(Transport):
         self._slot: int | None = None
         self._begun = self._failed = self._healed = self._ahead = self._closed = False
         self._step = self._votes = 0
+        self._opened: list[Callable[[], None]] = []  # how to close what is open
+        self._awaited_since: float | None = None
         self._behind: int | None = None  # the last position that is certain, once a vote was missed
         self._renewed_at: int | None = None
         self._asking: threading.Thread | None = None
@@ -105,9 +107,12 @@ class Elastic(Transport):
         host, _ = addresses.split(self.coordinator)
         self.address = self.address or own_address(host)
         self._healing = Healing(self.secret, self.address)
+        self._opened.append(self._healing.shutdown)
         self.reporter = Reporter(self.coordinator, self.id, self.secret)
+        self._opened.append(self.reporter.close)
         self.reporter.agree(self.settings | {"method": self.newcomers.facts()["method"]})
         self._manager = self._make_manager()
+        self._opened.append(lambda: self._manager.shutdown(wait=False))
 
     def _make_manager(self) -> Manager:
         assert self.address is not None
@@ -158,6 +163,15 @@ class Elastic(Transport):
         self._renewed_at = self._renewed_at if self._healed else step
         self.reporter.say(waiting=-1)
         return self._healed
+
+    def awaited(self, step: int) -> bool:
+        """Somebody has waited there for half the round deadline: time to go, if the round is to count for us."""
+        deadline, epoch = self.reporter.round_deadline, self.epoch
+        if deadline is None or epoch is None:
+            return False
+        waiting = any(self.reporter.said(id, "waiting") == step for id in epoch.ids if id != self.id)
+        self._awaited_since = (self._awaited_since or time.monotonic()) if waiting else None
+        return self._awaited_since is not None and time.monotonic() - self._awaited_since > deadline / 2
 
     def look_ahead(self) -> None:
         """With overlap the next quorum is asked for in advance: nobody waits for it unless somebody is a round late."""
@@ -224,7 +238,12 @@ class Elastic(Transport):
         if self._trouble is not None:
             self.leave("refused")
             raise self._trouble
-        self._failed = self._manager.errored() is not None
+        error = self._manager.errored()
+        self._failed = error is not None
+        if error is not None:
+            self._tell(
+                "quorum", (), f"step {self._step}: this quorum came to nothing: {_line(error.original_exception)}"
+            )
         if self._pending is not None:
             self._adopt(self._pending)
         if self._failed and self.epoch is not None:
@@ -343,7 +362,7 @@ class Elastic(Transport):
 
     def _tell(self, kind: str, workers: Sequence[int], text: str) -> None:
         self.notify(kind, workers, text)
-        if self.aloud is not None:
+        if self.aloud is not None and kind in ("waiting", "slow", "coordinator"):
             self.aloud(text)
 
     def _among(self, call: Callable[[Transport], Any]) -> Any:
@@ -364,10 +383,12 @@ class Elastic(Transport):
         return self._among(lambda transport: transport.add(buffers))
 
     def leave(self, why: str) -> None:
+        """Stop taking part; the others go on without this worker."""
         self._closed = True
         self._at_round.set()
-        self.reporter.close()
-        self._manager.shutdown(wait=False)
+        for close in reversed(self._opened):
+            close()
+        self._opened.clear()
 
 
 def _line(error: Exception) -> str:

@@ -52,6 +52,8 @@ def train(request: TrainRequest) -> None:
     _check_mode(request)
     order = Order(request.resume or launch.run_folder(request.out, config.method["name"]))
     order.resume, order.stop_at, order.words = request.resume is not None, request.stop_at, _words(request)
+    if request.join:
+        order.words = ""  # it knows already how machines join
     try:
         _launch(request, config, order)
     except PeerGone as error:

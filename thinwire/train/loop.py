@@ -15,7 +15,7 @@ from thinwire.train.config import Config, shared
 from thinwire.train.data import Dataset
 from thinwire.train.errors import as_user_error
 from thinwire.train.ledger import Ledger
-from thinwire.train.methods import build_method
+from thinwire.train.methods import build_method, resolved_method
 from thinwire.train.place import Place
 from thinwire.train.resume import Keeper
 from thinwire.train.work import Team, Work, evaluate
@@ -40,7 +40,7 @@ class Trainer:
         """Join the replicas; models and optimizers must have been loaded before."""
         train = self.config.train
         if self.place.elastic:
-            self.place.transport.settings = shared(self.config)
+            self.place.transport.settings = self._settings()
         with as_user_error():
             self.fleet = tw.Fleet(
                 self.team.replicas,
@@ -49,6 +49,13 @@ class Trainer:
                 offload=train.offload,
                 clip=train.clip or None,
             )
+            if self.place.elastic:
+                self.fleet.open()
+
+    def _settings(self) -> dict[str, Any]:
+        """What an elastic fleet must agree on; the method's defaults are spelt out, as a resumed run has them."""
+        method = {f"method.{key}": repr(value) for key, value in resolved_method(self.config.method).items()}
+        return {key: value for key, value in shared(self.config).items() if not key.startswith("method.")} | method
 
     def join(self, say: Callable[[str], None]) -> None:
         """Meet an elastic fleet: take its state, its step, and a share of the data that nobody else has."""
@@ -164,7 +171,7 @@ class Trainer:
             "waited_seconds": waited,
             "hidden_seconds": hidden,
             "waited_share": self.waited / seconds,
-            "workers": stats["participants"] or self.config.workers,
+            "workers": stats["participants"] or (self.fleet.workers if self.place.elastic else self.config.workers),
         } | (drift if met else {})
 
     @property

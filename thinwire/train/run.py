@@ -38,7 +38,7 @@ class Order:
     folder: Path
     resume: bool = False
     stop_at: int | None = None
-    words: str = "thinwire train"  # the command that made this run, for the one line about two machines
+    words: str = "thinwire train"  # the command that made this run, for the lines about two machines; empty = none
     quiet: bool = False  # a comparison shows one table for all its runs
 
 
@@ -95,8 +95,13 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         place.transport.leave("finished")
     if summary is None:
         reason = why or f"--stop-at {order.stop_at}"
-        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: thinwire train --resume {order.folder}")
+        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: {_again(order, place)}")
     return summary
+
+
+def _again(order: Order, place: Place) -> str:
+    joined = f" --join {place.transport.coordinator}" if place.elastic else ""
+    return f"thinwire train --resume {order.folder}{joined}"
 
 
 def _save_alone(trainer: Trainer, ledger: Ledger, keeper: Keeper) -> Path:

@@ -57,6 +57,8 @@ def show(summary: dict[str, Any], folder: Path, report: Path | None, words: str)
     print(f"run     {folder}")
     if report:
         print(f"report  {report}")
+    if not words:
+        return
     print(f"\nOn two machines, this one at {address()}:")
     for worker, place in enumerate(("here", "there")):
         print(f"  {words} --connect {address()}:29500 --workers 2 --worker {worker}   # {place}")

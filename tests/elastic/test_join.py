@@ -1,0 +1,105 @@
+"""`thinwire train --join`: the trainer among workers that come and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torchft")
+
+from tests.elastic.pack import ROOT
+from tests.elastic.sockets import complaints
+from tests.elastic.test_chaos import free_port
+from thinwire.elastic.coordinator import Coordinator
+
+pytestmark = pytest.mark.xdist_group("processes")
+SMALL = ["--set", "model.context=16", "--set", "model.layers=1", "--set", "model.width=32", "--set", "train.batch=2",
+         "--set", "data.cap=200000", "--set", "train.eval_every=0", "--set", "train.eval_batches=1",
+         "--set", "logging.report=false", "--set", "logging.tensorboard=false"]  # fmt: skip
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    made = Coordinator(port=free_port(), heartbeat_timeout=3.0)
+    yield made
+    made.close()
+
+
+def join(where: Coordinator, out: Path, *more: str, steps: int = 48) -> subprocess.Popen[str]:
+    words = ["train", "--join", where.address, "--method", "diloco", "--set", "method.every=8", "--steps", str(steps)]
+    words += [*SMALL, *([] if "--resume" in more else ["--out", str(out)]), *more]
+    if "--resume" in more:
+        words = ["train", "--join", where.address, *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "thinwire.cli", *words], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    out, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    return out + errors
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def wait_until(true: object, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    every = ["--set", "train.checkpoint_every=16", "--min-workers", "2"]
+    first, second = join(coordinator, a, *every, steps=400), join(coordinator, b, *every, steps=400)
+    try:
+        wait_until(lambda: len(records(b)) > 40)
+        assert complaints("worker", first.pid, "127.0.0.1") == []
+        second.send_signal(signal.SIGKILL)
+        second.wait()
+        second = join(coordinator, b, "--resume", str(b))
+        said, also = ended(first), ended(second)
+    finally:
+        for process in (first, second):
+            process.kill()
+    assert "resumed" in also and "joined" in also
+    assert model(a) == model(b)
+    rows = records(b)
+    assert rows[-1]["step"] == 400 and all(x["step"] < y["step"] for x, y in zip(rows, rows[1:], strict=False))
+    assert {"committed", "lost", "alone"} <= set(rows[-1])
+    assert "--connect" not in said
+
+
+def test_a_worker_without_its_disk_is_healed_and_settings_must_agree(coordinator: Coordinator, tmp_path: Path) -> None:
+    first = join(coordinator, tmp_path / "a", "--set", "train.checkpoint_every=0", steps=600)
+    try:
+        wait_until(lambda: len(records(tmp_path / "a")) > 20)
+        other = join(coordinator, tmp_path / "x", "--set", "optimizer.lr=1", steps=600)
+        _, errors = other.communicate(timeout=90)
+        assert other.returncode != 0 and "optimizer.lr" in errors and "Traceback" not in errors
+        newcomer = join(coordinator, tmp_path / "b", "--set", "train.checkpoint_every=0", steps=600)
+        ended(first), ended(newcomer)
+    finally:
+        first.kill()
+    rows = records(tmp_path / "b")
+    assert rows[0]["step"] > 20, "a joiner's step is the fleet's"
+    assert model(tmp_path / "a") == model(tmp_path / "b")
+    assert any(row["alone"] for row in records(tmp_path / "a")), "rounds made alone are in the metrics"
