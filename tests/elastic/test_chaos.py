@@ -230,8 +230,8 @@ def test_a_newcomer_with_other_settings_is_refused_and_nobody_else_minds(start: 
 
 
 def test_with_a_deadline_a_slow_worker_gives_what_it_has() -> None:
-    made = Coordinator(port=free_port(), heartbeat_timeout=3.0, round_deadline=6.0)
-    paces = {"a": "0.05", "b": "0.05", "s": "4.0"}
+    made = Coordinator(port=free_port(), heartbeat_timeout=3.0, round_deadline=12.0)
+    paces = {"a": "0.05", "b": "0.05", "s": "3.0"}
     members = [Member(made.address, "diloco", STEPS, n, "--together", "3", "--seconds", p) for n, p in paces.items()]
     try:
         slow = members[2]

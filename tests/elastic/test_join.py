@@ -89,13 +89,14 @@ def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator
 
 
 def test_a_worker_without_its_disk_is_healed_and_settings_must_agree(coordinator: Coordinator, tmp_path: Path) -> None:
-    first = join(coordinator, tmp_path / "a", "--set", "train.checkpoint_every=0", steps=600)
+    slow = ["--set", "train.checkpoint_every=0", "--set", "train.batch=48"]  # long enough for the others to come
+    first = join(coordinator, tmp_path / "a", *slow, steps=1500)
     try:
         wait_until(lambda: len(records(tmp_path / "a")) > 20)
-        other = join(coordinator, tmp_path / "x", "--set", "optimizer.lr=1", steps=600)
+        other = join(coordinator, tmp_path / "x", "--set", "optimizer.lr=1", *slow, steps=1500)
         _, errors = other.communicate(timeout=90)
         assert other.returncode != 0 and "optimizer.lr" in errors and "Traceback" not in errors
-        newcomer = join(coordinator, tmp_path / "b", "--set", "train.checkpoint_every=0", steps=600)
+        newcomer = join(coordinator, tmp_path / "b", *slow, steps=1500)
         ended(first), ended(newcomer)
     finally:
         first.kill()

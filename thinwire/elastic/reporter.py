@@ -47,6 +47,7 @@ class Reporter:
         self._lock, self._end = threading.Lock(), threading.Event()
         self._ages: dict[str, float] = {}
         self._peers: dict[str, dict[str, Any]] = {}
+        self._waits: dict[str, tuple[int, float]] = {}  # at which step each waits, and since when
         self.known_word = ""  # of the coordinator that answered last
         self.round_deadline: float | None = None  # seconds, if the coordinator has set one
         self._answered, self._lost = float("-inf"), False
@@ -75,6 +76,16 @@ class Reporter:
         with self._lock:
             ages = dict(self._ages) if self.reachable else {}
         return {worker for worker, age in ages.items() if age >= seconds}
+
+    def _wait_of(self, worker: str, step: int) -> tuple[int, float]:
+        before = self._waits.get(worker, (-1, 0.0))
+        return before if before[0] == step else (step, time.monotonic())
+
+    def has_waited(self, worker: str, step: int) -> float:
+        """Seconds for which another worker is known to wait for the rounds of that step."""
+        with self._lock:
+            at, since = self._waits.get(worker, (-1, 0.0))
+        return time.monotonic() - since if at == step else 0.0
 
     def said(self, worker: str, fact: str) -> Any:
         """What another worker has said of itself last ("step", "quorum" or "waiting"), as far as is known."""
@@ -126,6 +137,7 @@ class Reporter:
             self._ages, self._answered, self._lost = ages, time.monotonic(), False
             self._peers, self.known_word = dict(answer["workers"]), line._epoch
             self.round_deadline = answer.get("round_deadline")
+            self._waits = {w: self._wait_of(w, said.get("waiting", -1)) for w, said in self._peers.items()}
         if self._settings is not None and answer["settings"] != self._settings:
             self._tell_again(line)
 

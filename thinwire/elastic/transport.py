@@ -82,7 +82,6 @@ class Elastic(Transport):
         self._begun = self._failed = self._healed = self._ahead = self._closed = False
         self._step = self._votes = 0
         self._opened: list[Callable[[], None]] = []  # how to close what is open
-        self._awaited_since: float | None = None
         self._behind: int | None = None  # the last position that is certain, once a vote was missed
         self._renewed_at: int | None = None
         self._asking: threading.Thread | None = None
@@ -169,9 +168,7 @@ class Elastic(Transport):
         deadline, epoch = self.reporter.round_deadline, self.epoch
         if deadline is None or epoch is None:
             return False
-        waiting = any(self.reporter.said(id, "waiting") == step for id in epoch.ids if id != self.id)
-        self._awaited_since = (self._awaited_since or time.monotonic()) if waiting else None
-        return self._awaited_since is not None and time.monotonic() - self._awaited_since > deadline / 2
+        return any(self.reporter.has_waited(id, step) > deadline / 2 for id in epoch.ids if id != self.id)
 
     def look_ahead(self) -> None:
         """With overlap the next quorum is asked for in advance: nobody waits for it unless somebody is a round late."""
