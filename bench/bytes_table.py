@@ -36,6 +36,7 @@ def main() -> None:
         "streaming_diloco(32, by_layer(model, 4))": tw.streaming_diloco(32, fragments),
         "eager_diloco(32, codec=E3M0())": tw.eager_diloco(32, codec=tw.E3M0()),
         "carry_diloco(32)": tw.carry_diloco(32),
+        "relay_diloco(32, by_layer(model, 4))": tw.relay_diloco(32, fragments),
         "decoupled_momentum(128)": tw.decoupled_momentum(128),
         "sparseloco(32)": tw.sparseloco(32),
         "demo()": tw.demo(),

@@ -100,6 +100,8 @@ ENTRIES: dict[str, Entry] = {
     "eager e3m0": Entry(tw.eager_diloco(3, outer_lr=0.2, codec=tw.E3M0()), phased=True),
     "carry": Entry(tw.carry_diloco(3), copy=True),
     "carry short": Entry(tw.carry_diloco(4, delay=2, codec=tw.E3M0()), copy=True),
+    "relay": Entry(tw.relay_diloco(6, FRAGMENTS), copy=True),
+    "relay short": Entry(tw.relay_diloco(3, FRAGMENTS, codec=tw.E3M0()), copy=True),
     "decoupled paper": Entry(tw.decoupled_momentum(3, 4, 4, 0.5, 0.3, "paper")),
     "decoupled mean": Entry(tw.decoupled_momentum(3, 4, 4, 0.5, 0.3, "mean")),
     "decoupled consensus": Entry(tw.decoupled_momentum(3, 4, 4, variant="consensus"), equal=3, copy=True),

@@ -92,6 +92,20 @@ def test_carry_without_a_delay_is_diloco() -> None:
     same(tw.carry_diloco(4, delay=0), tw.diloco(4, 0.7, 0.6))
 
 
+def test_relay_of_one_fragment_is_carry() -> None:
+    same(tw.relay_diloco(6, [["*"]]), tw.carry_diloco(6))
+
+
+def test_relay_with_one_worker_and_no_outer_step_is_plain_training() -> None:
+    same(tw.relay_diloco(6, FRAGMENTS, 1.0, 0.0), tw.local_sgd(100), workers=1)
+
+
+def test_relay_is_the_table_that_was_measured() -> None:
+    rows = tw.relay_diloco(32, [[f"{i}.*"] for i in range(7)]).rows
+    assert [row.every for row in rows[:7]] == [tw.Every(32, offset, 5) for offset in (0, 4, 9, 13, 18, 22, 27)]
+    assert {row.rule for row in rows[:7]} == {tw.Carry(tw.Nesterov(0.7, 0.6))}
+
+
 @pytest.mark.parametrize("variant", ["paper", "mean"])
 def test_decoupled_momentum_with_one_worker_is_diloco(variant: Any) -> None:
     same(tw.decoupled_momentum(4, 4, 3, 0.8, 0.5, variant), tw.diloco(4, 0.5, 0.8), workers=1)

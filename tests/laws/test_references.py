@@ -208,6 +208,18 @@ CASES: dict[str, tuple[Callable[[], tw.Method], Callable[[], Any], Inner, float]
         ADAMW,
         COARSE,
     ),
+    "relay": (
+        lambda: tw.relay_diloco(9, ref.FRAGMENTS),
+        lambda: ref.All(
+            *(
+                ref.Carry(ref.Nesterov(0.7, 0.6), every=9, offset=p * 9 // n, delay=-(-9 // n), names=names)
+                for n in [len(ref.FRAGMENTS)]
+                for p, names in enumerate(ref.FRAGMENTS)
+            )
+        ),
+        ADAMW,
+        LOSSLESS,
+    ),
     "decoupled paper": (
         lambda: tw.decoupled_momentum(4, 4, 4, 0.5, 0.3, "paper", EXACT),
         lambda: ref.SharedMomentum(dct(), 0.5, 0.3, every=4),

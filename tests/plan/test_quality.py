@@ -1,8 +1,13 @@
-"""Expected quality: the papers' numbers come back at the papers' settings."""
+"""Expected quality: the papers' numbers come back at the papers' settings, ours are those of the raw results."""
+
+import json
+from pathlib import Path
 
 import pytest
 
-from thinwire.plan.quality import quality
+from thinwire.plan.quality import OVER_DILOCO, quality
+
+RESULTS = Path(__file__).parents[2] / "bench/results/quality"
 
 
 @pytest.mark.parametrize(
@@ -23,8 +28,43 @@ def test_streaming_at_a_hundred_steps():
     assert quality("streaming_diloco", 100, 35_000_000, 2).percent == pytest.approx(100 * (3.56 / 3.51 - 1), abs=0.01)
 
 
+def finished(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]["finished"]
+
+
+def measured(run, base):
+    return {m: 100 * (finished(f"m{m}_{run}") / finished(f"m{m}_{base}") - 1) for m in (2, 4, 8)}
+
+
 @pytest.mark.parametrize(
-    "method", ["diloco", "streaming_diloco", "eager_diloco", "sparseloco", "decoupled_momentum", "desloc"]
+    ("method", "run", "base"),
+    [
+        ("carry_diloco", "carry", "diloco_.6"),
+        ("relay_diloco", "relay_.6", "diloco_.6"),
+        ("eager_diloco", "eager", "diloco"),
+    ],
+)
+def test_our_own_numbers_are_the_measured_ones(method, run, base):
+    """Against DiLoCo with the same outer momentum."""
+    assert OVER_DILOCO[method] == pytest.approx(measured(run, base), abs=0.006)
+
+
+def test_decoupled_momentum_is_as_measured():
+    gap = 100 * (finished("decoupled_128_consensus") / finished("diloco_128") - 1)
+    assert OVER_DILOCO["decoupled_momentum"] == pytest.approx({4: gap}, abs=0.006)
+
+
+def test_ours_are_put_on_top_of_what_was_published_for_diloco():
+    for workers, gap in OVER_DILOCO["relay_diloco"].items():
+        over = quality("relay_diloco", 30, 10**9, workers).percent - quality("diloco", 30, 10**9, workers).percent
+        assert over == pytest.approx(gap, abs=0.011)
+    assert quality("relay_diloco", 30, 10**9, 16) == quality("relay_diloco", 30, 10**9, 8)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [f"{kind}_diloco" for kind in ("streaming", "eager", "carry", "relay")]
+    + ["diloco", "sparseloco", "decoupled_momentum", "desloc"],
 )
 def test_longer_periods_and_more_workers_never_help(method):
     costs = [[quality(method, every, 10**9, m).percent for every in (30, 60, 240)] for m in (2, 4)]
@@ -34,6 +74,6 @@ def test_longer_periods_and_more_workers_never_help(method):
 
 def test_every_number_has_a_source():
     assert quality("ddp", 1, 10**9, 2).percent == 0
-    for method in ("diloco", "streaming_diloco", "eager_diloco", "delayed_diloco", "sparseloco", "demo", "desloc"):
+    for method in ("diloco", "streaming_diloco", "eager_diloco", "relay_diloco", "sparseloco", "demo", "desloc"):
         assert "arXiv" in quality(method, 30, 10**9, 4).source
     assert quality("demo", 1, 10**9, 2).percent is None

@@ -5,6 +5,7 @@ from .desloc import desloc, local_adam, local_states, reset_states
 from .diloco import diloco, streaming_diloco
 from .eager import carry_diloco, delayed_diloco, eager_diloco
 from .local_sgd import local_sgd
+from .relay import relay_diloco
 from .sparse import decoupled_momentum, demo, sparseloco
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "local_adam",
     "local_sgd",
     "local_states",
+    "relay_diloco",
     "reset_states",
     "sparseloco",
     "streaming_diloco",

@@ -106,6 +106,7 @@ def settings(layers: int) -> list[Setting]:
         {"name": "delayed_diloco", "every": 30, "fragments": fragments, "codec": "E3M0()"},
         {"name": "eager_diloco", "every": 30, "fragments": fragments, "codec": "E3M0()"},
         {"name": "carry_diloco", "every": 30, "codec": "E3M0()"},
+        {"name": "relay_diloco", "every": 30, "fragments": fragments, "codec": "E3M0()"},
         {"name": "decoupled_momentum", "every": 128},
         {"name": "sparseloco", "every": 30},
     ]
