@@ -97,6 +97,21 @@ def test_custom_method() -> None:
     assert all(float(loss) < 0.3 for loss in re.findall(r"loss (\d\.\d+)", said))
 
 
+def test_elastic() -> None:
+    pytest.importorskip("torchft")
+    from tests.elastic.test_chaos import free_port as pair_of_ports
+    from thinwire.elastic.coordinator import Coordinator
+
+    coordinator = Coordinator(port=pair_of_ports())
+    start = [sys.executable, str(EXAMPLES / "elastic.py"), "--join", coordinator.address, "--min-workers", "2"]
+    try:
+        one, other = run(start, start)
+    finally:
+        coordinator.close()
+    for said in (one, other):
+        assert "step 200: loss" in said and "2 workers, 20 rounds" in said and "finished after 200 steps" in said
+
+
 def test_every_example_is_run() -> None:
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for path in EXAMPLES.glob("*.py"):

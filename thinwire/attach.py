@@ -21,11 +21,13 @@ def attach(
     offload: bool = False,
     weight: float = 1,
     clip: float | None = None,
+    inside: Any = None,
 ) -> Fleet:
     """Make `model` one replica of a fleet; `optimizer.step()` then does the synchronising. `fleet.detach()` undoes it.
 
     `optimizer` may be a list: a step ends when the last has stepped. `clip` clips the gradient norm after gradient
-    rows have met. `offload` keeps anchors and outer momentum in host memory.
+    rows have met. `offload` keeps anchors and outer momentum in host memory. `inside` is the process group of ranks
+    that hold equal copies of this replica, where the model is not wrapped in DDP yet.
 
     >>> import torch, thinwire as tw
     >>> model = nn.Linear(4, 1)
@@ -38,7 +40,7 @@ def attach(
     >>> fleet.steps, fleet.bytes_sent
     (4, 40)
     """
-    fleet = Fleet([Replica(model, optimizer, weight)], method, transport, offload, clip)
+    fleet = Fleet([Replica(model, optimizer, weight, inside)], method, transport, offload, clip)
     Hooks(fleet).register()
     return fleet
 

@@ -24,21 +24,25 @@ _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_mo
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model beneath DDP, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, (DistributedDataParallel, DataParallel)):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+    """The model beneath DDP, DataParallel, torch.compile and Lightning Fabric."""
+    while (inner := _beneath(model)) is not None:
+        model = inner
+    return model
+
+
+def _beneath(model: nn.Module) -> nn.Module | None:
+    """What a wrapper holds: torch.compile's as `_orig_mod`, Fabric's as `_forward_module`."""
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
+        return model.module
+    held = vars(model).get("_modules", {})
+    return held.get("_orig_mod") or held.get("_forward_module")
 
 
 def _copies_of(model: nn.Module) -> Any | None:
     """The process group over which DDP keeps copies of this model equal, if it is wrapped so."""
     while not isinstance(model, DistributedDataParallel):
-        inner = model.module if isinstance(model, DataParallel) else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
+        inner = _beneath(model)
+        if inner is None:
             return None
         model = inner
     return model.process_group
@@ -82,9 +86,9 @@ def part(like: Tensor, full: Tensor) -> Tensor:
 
 
 def _unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Accelerate's optimizer holds the real one."""
-    while hasattr(optimizer, "accelerator_state"):
-        optimizer = optimizer.optimizer
+    """Accelerate's and Fabric's optimizers hold the real one."""
+    while isinstance(inner := vars(optimizer).get("optimizer", vars(optimizer).get("_optimizer")), Optimizer):
+        optimizer = inner
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"expected a torch optimizer, or a list of them, not {type(optimizer).__name__}")
     return optimizer

@@ -19,7 +19,7 @@ import torch
 pytestmark = pytest.mark.xdist_group("package")
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"train", "elastic", "hf", "lightning", "dev"}
+EXTRAS = {"train", "elastic", "hf", "lightning", "dev", "docs"}
 OPTIONAL = {"lightning", "matplotlib", "plotly", "rich", "sklearn", "tensorboard", "torchft", "transformers", "typer"}
 
 

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..attach import Hooks
+from ..attach import attach
 from ..fleet import Fleet
-from ..replica import Replica
 from ..table import Method
 from ..transport import Transport
 from .common import (
@@ -88,12 +87,9 @@ class ThinwireCallback(TrainerCallback):
         self.watching_first = model.register_forward_pre_hook(self._note_first_batch, with_kwargs=True)
 
     def _attach(self, args: Any, model: nn.Module, optimizer: Any) -> Fleet:
-        """As `tw.attach` does; but the Trainer hides what it has wrapped the model in."""
+        """The Trainer hides what it has wrapped the model in."""
         copies = dist.group.WORLD if args.world_size > 1 and not args.fsdp else None
-        replica = Replica(model, optimizer, self.weight, inside=copies)
-        fleet = Fleet([replica], self.method, self.transport, self.offload, self.clip)
-        Hooks(fleet).register()
-        return fleet
+        return attach(model, optimizer, self.method, self.transport, self.offload, self.weight, self.clip, copies)
 
     def _note_first_batch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.training and not torch.compiler.is_compiling():

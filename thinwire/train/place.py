@@ -129,9 +129,20 @@ def connected(config: Config, address: str, worker: int) -> Place:
     with as_user_error():
         transport = tw.Group.connect(address, worker=worker, workers=config.workers, timeout=config.train.wait)
     inner = mesh.get_local_rank() if mesh is not None else 0
-    store = _prefixed(f"run/{inner}", _store(host, port_number, timedelta(seconds=config.train.wait)))
+    meeting = _store(host, port_number, timedelta(seconds=config.train.wait))
+    _refuse_unequal_sites(meeting, worker, config.workers, mesh.size() if mesh is not None else 1)
+    store = _prefixed(f"run/{inner}", meeting)
     notes = Notes(worker, config.workers, store, config.train.wait)
     return Place([worker], device, transport, notes, mesh, separate=True)
+
+
+def _refuse_unequal_sites(store: Any, worker: int, workers: int, size: int) -> None:
+    """The processes of a site tell those of the others what they lose and when they stop, one to one."""
+    store.set(f"processes/{worker}", str(size))
+    sizes = [int(store.get(f"processes/{other}")) for other in range(workers)]
+    if len(set(sizes)) > 1:
+        listed = ", ".join(f"{count} at worker {other}" for other, count in enumerate(sizes))
+        raise UserError(f"the sites have different numbers of processes ({listed}): start the same number at each")
 
 
 def elastic(config: Config, join: Join) -> Place:
