@@ -73,7 +73,7 @@ def die_at(place: str, number: int) -> None:
     Committing.__init__, Committing.confirm = counted_init, counted_confirm  # type: ignore[method-assign]
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("coordinator")
     parser.add_argument("method")
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop-at", default="")
     parser.add_argument("--width", type=int, default=16)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
     if arguments.stop_at:

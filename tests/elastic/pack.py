@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import signal
-import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,47 +18,57 @@ ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]
 
 
+_FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, not by each worker
+_FORKS.set_forkserver_preload(["tests.elastic.member"])
+
+
+def _enter(words: list[str], said: str, errors: str) -> None:
+    """In the child: what it prints goes to two files."""
+    for path, stream in ((said, sys.stdout), (errors, sys.stderr)):
+        with open(path, "w") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    from tests.elastic.member import main
+
+    main(words)
+
+
 class Member:
     """One worker's process, and the lines it has told so far."""
 
     def __init__(self, coordinator: str, method: str, steps: int, name: str, *more: str) -> None:
-        command = [sys.executable, "-m", "tests.elastic.member", coordinator, method, str(steps), "--name", name, *more]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self.name, self.lines = name, list[Line]()
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        self.errors: list[str] = []
-        self._readers = [
-            threading.Thread(target=self._read, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
+        folder = Path(tempfile.mkdtemp(prefix="member-"))
+        self.name, self.lines, self._read_to = name, list[Line](), 0
+        self._said, self._errors = folder / "said", folder / "errors"
+        words = [coordinator, method, str(steps), "--name", name, *more]
+        self.process = _FORKS.Process(target=_enter, args=(words, str(self._said), str(self._errors)), daemon=True)
+        self.process.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self.lines.append({**json.loads(text), "at": time.monotonic()})
+        """Take in the whole lines that have come since."""
+        text = self._said.read_bytes()[self._read_to :] if self._said.exists() else b""
+        whole = text.rfind(b"\n") + 1
+        self._read_to += whole
+        for line in text[:whole].splitlines():
+            self.lines.append({**json.loads(line), "at": time.monotonic()})
 
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.errors.extend(self.process.stderr)
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text() if self._errors.exists() else ""
 
     def wait_for(self, wanted: Callable[[Line], bool], seconds: float = 60) -> Line:
         """The first line of that kind, waited for."""
         deadline, seen = time.monotonic() + seconds, 0
         while time.monotonic() < deadline:
-            fresh, seen = self.lines[seen:], len(self.lines)
-            for line in fresh:
+            alive = self.process.is_alive()
+            self._read()
+            for line in self.lines[seen:]:
                 if wanted(line):
                     return line
-            if self.process.poll() is not None and seen == len(self.lines):
-                self._join()
-                if seen == len(self.lines):
-                    break
+            seen = len(self.lines)
+            if not alive:
+                break
             time.sleep(0.02)
-        raise AssertionError(f"{self.name}: no such line; last {self.lines[-2:]}; {''.join(self.errors[-20:])}")
+        raise AssertionError(f"{self.name}: no such line; last {self.lines[-2:]}; {self.errors[-2000:]}")
 
     def step(self, number: int, seconds: float = 60) -> Line:
         """Its first line at that step or later."""
@@ -68,7 +79,7 @@ class Member:
 
     def finished(self, seconds: float = 90) -> Line:
         line = self.wait_for(lambda line: line["kind"] == "finished", seconds)
-        self.process.wait(timeout=10)
+        self.process.join(timeout=10)
         return line
 
     def events(self, kind: str) -> list[str]:
@@ -76,17 +87,17 @@ class Member:
         return [text for text in said if text.startswith(f"{kind}: ")]
 
     def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
-    def died(self, seconds: float = 60) -> None:
-        self.process.wait(timeout=seconds)
-        self._join()
-
-    def _join(self) -> None:
-        for reader in self._readers:
-            reader.join(timeout=5)
+    def died(self, seconds: float = 60) -> int:
+        """Its exit status, waited for."""
+        self.process.join(timeout=seconds)
+        self._read()
+        assert self.process.exitcode is not None, f"{self.name} is still alive"
+        return self.process.exitcode
 
     def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.kill()
+        self.process.join(timeout=10)
+        shutil.rmtree(self._said.parent, ignore_errors=True)

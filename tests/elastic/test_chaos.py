@@ -16,7 +16,7 @@ pytest.importorskip("torchft")
 from tests.elastic.pack import ROOT, Line, Member
 from thinwire.elastic.coordinator import Coordinator
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("chaos")
 STEPS = 4000  # more than any test takes: the fleet is ended, not awaited
 Start = Callable[..., Member]
 
@@ -180,7 +180,8 @@ def test_a_stopped_worker_is_left_behind_and_healed(start: Start) -> None:
 
 def test_the_coordinator_may_die_and_return() -> None:
     port = free_port()
-    first, members = coordinator_process(port), list[Member]()
+    first = second = coordinator_process(port)
+    members: list[Member] = []
     try:
         members += [Member(f"127.0.0.1:{port}", "diloco", STEPS, name, "--together", "2") for name in "ab"]
         for member in members:
@@ -196,7 +197,9 @@ def test_the_coordinator_may_die_and_return() -> None:
         step = joined(members[:2], members[2])
         assert step > 8 and len(each(members, step + 4, "params")) == 1
     finally:
-        for process in [member.process for member in members] + [first, second]:
+        for member in members:
+            member.end()
+        for process in (first, second):
             process.kill()
             process.wait()
 
@@ -216,13 +219,9 @@ def coordinator_process(port: int) -> subprocess.Popen[bytes]:
 def test_a_newcomer_with_other_settings_is_refused_and_nobody_else_minds(start: Start) -> None:
     members = pair(start, "diloco")
     wrong = start("consensus", "y")
-    wrong.died()
-    assert wrong.process.returncode != 0
-    assert "method is" in "".join(wrong.errors)
+    assert wrong.died() != 0 and "method is" in wrong.errors
     wider = start("diloco", "z", "--width", "17")
-    wider.died()
-    assert wider.process.returncode != 0
-    assert "tensors is" in "".join(wider.errors)
+    assert wider.died() != 0 and "tensors is" in wider.errors
     step = max(member.lines[-1]["step"] for member in members)
     for member in members:
         member.step(step + 12)
@@ -230,8 +229,8 @@ def test_a_newcomer_with_other_settings_is_refused_and_nobody_else_minds(start: 
 
 
 def test_with_a_deadline_a_slow_worker_gives_what_it_has() -> None:
-    made = Coordinator(port=free_port(), heartbeat_timeout=3.0, round_deadline=12.0)
-    paces = {"a": "0.05", "b": "0.05", "s": "3.0"}
+    made = Coordinator(port=free_port(), heartbeat_timeout=3.0, round_deadline=6.0)
+    paces = {"a": "0.05", "b": "0.05", "s": "1.5"}
     members = [Member(made.address, "diloco", STEPS, n, "--together", "3", "--seconds", p) for n, p in paces.items()]
     try:
         slow = members[2]

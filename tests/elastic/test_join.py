@@ -20,7 +20,7 @@ from tests.elastic.sockets import complaints
 from tests.elastic.test_chaos import free_port
 from thinwire.elastic.coordinator import Coordinator
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("chaos")
 SMALL = ["--set", "model.context=16", "--set", "model.layers=1", "--set", "model.width=32", "--set", "train.batch=2",
          "--set", "data.cap=200000", "--set", "train.eval_every=0", "--set", "train.eval_batches=1",
          "--set", "logging.report=false", "--set", "logging.tensorboard=false"]  # fmt: skip
