@@ -55,9 +55,7 @@ Beside what the tables above say:
 - Decoupled momentum at H = 128 with 2 and 8 workers and with "paper"; a ResNet on Fashion-MNIST or CIFAR-10. A small
   CNN on scikit-learn's digits stands in (`LOG.md`, `bench/results/decoupled_cnn.json`).
 - At 1000x: MT-DAO-style slow momentum, DES-LOC rows below fp32, sparseloco at 3000x, anything at more than 25M tokens.
-- Speed against torchft's streaming, Accelerate's LocalSGD, torch's PostLocalSGD and DDP; 124M parameters; torchft on
-  shaped lines; 20 Mbit/s; 8 and 16 processes; the engine's overhead at 1B parameters (memory at 1B was measured);
-  codecs on a CPU as a recorded file.
+- The engine's overhead at 1B parameters (memory at 1B was measured); codecs on a CPU as a recorded file.
 """
 
 

@@ -32,6 +32,10 @@ class Speed:
     head: tuple[str, ...]
     rows: Callable[[Any], Rows]
 
+    @property
+    def missing(self) -> bool:
+        return not (RESULTS / f"{self.file}.json").exists()
+
     def section(self) -> str:
         origin = f"Raw: `bench/results/{self.file}.json`; command: `{self.command}`"
         return f"### {self.title}\n\n{self.text} {origin}.\n\n{markdown(self.head, self.rows(read(self.file)))}"
@@ -109,12 +113,60 @@ def planned(record: Any) -> Rows:
     ]  # fmt: skip
 
 
+def peers(record: Any) -> Rows:
+    return [
+        [each["contender"], str(each["workers"]), each["size"], each["line"], _quartiles(each["round"], 1000, 0),
+         _quartiles(each["ours_over_it"]["round"], 1, 2) if each["ours_over_it"] else "",
+         f"{each['waiting']['median']:.1%}", f"{each['bytes']['median'] / each['copy']:.3f}",
+         f"{each['memory']['extra_copies']:.2f}"]
+        for each in record["results"]["matches"]
+    ]  # fmt: skip
+
+
+def peer_tables() -> list[Speed]:
+    """One for each recorded call of peers.py; where there is none, one that is missing."""
+    names = [path.stem for path in sorted(RESULTS.glob("peers*.json"))]
+    commands = {name: "sudo " + read(name)["command"] for name in names}
+    return [
+        Speed(f"Each peer's round beside ours ({name})", name, commands.get(name, "sudo python bench/peers.py"), _PEERS,
+              ("contender", "workers", "size", "line", "round ms", "ours over it", "waiting", "sent, copies",
+               "extra memory, copies"), peers)
+        for name in names or ["peers"]
+    ]  # fmt: skip
+
+
+def processes(record: Any) -> Rows:
+    return [
+        [str(each["processes"]), _quartiles(each["round"], 1000, 1), _quartiles(each["all_reduce"], 1000, 1),
+         _quartiles(each["ratio"], 1, 2), f"{each['bytes']['median'] / each['message']:.3f}"]
+        for each in record["results"]["processes"]
+    ]  # fmt: skip
+
+
+def tensors(record: Any) -> Rows:
+    return [
+        [f"{each['parameters']:,}", f"{each['tensors']:,}", _quartiles(each["engine"], 1000, 1),
+         _quartiles(each["bare"], 1000, 1), _quartiles(each["ratio"], 1, 2)]
+        for each in record["results"]["tensors"]
+    ]  # fmt: skip
+
+
+_PEERS = (
+    "What a period takes beyond its steps, what share of the period that is, what the kernel counted as sent and the"
+    " peak of memory beyond that of bare steps, in fp32 copies of the model; lines in Mbit/s."
+)
 _ROUND = "wall ms", "ours over it", "processor ms", "ours over it"
 _LINES = "10 Mbit/s", "60 Mbit/s", "200 Mbit/s", "1,000 Mbit/s"
 _BUSY = "Percent of the time in which {} workers compute, measured / planned, on shaped lines; above 100 is noise."
 _MEMORY = "What a method adds at its peak, measured / predicted by `tw.cost`, in GB;"
 
-SPEED = [
+SPEED = peer_tables() + [
+    Speed("A round on more processes", "scaling", "sudo python bench/scaling.py --parts processes",
+          "A DiLoCo round of 1M parameters on one machine of two cores, beside one raw all-reduce of the same bytes.",
+          ("processes", "round ms", "all-reduce ms", "ratio", "sent, copies"), processes),
+    Speed("The engine on more tensors", "scaling", "python bench/scaling.py --parts tensors",
+          "Two replicas in one process, beside a loop over the tensors that does the same arithmetic.",
+          ("parameters", "tensors", "engine ms", "bare loop ms", "ratio"), tensors),
     Speed("Codecs on a GPU", "codecs_cuda", "python bench/codecs.py --device cuda",
           "124M parameters in GPT-2's shapes, one H200: milliseconds, and times a plain copy.",
           ("codec", "copy", "encode", "encode with residual", "decode", "merge of four"), codecs),

@@ -17,7 +17,7 @@ from typing import Any
 import plots
 from claims import CLAIMS, Known
 from quality import Run, read_list
-from results_text import KEPT, NOT_LISTED, PREFACE, lessons
+from results_text import KEPT, NOT_LISTED, PREFACE, flow, lessons
 from speed_tables import RESULTS, SPEED, markdown, read
 
 ROOT = Path(__file__).parents[1]
@@ -125,6 +125,11 @@ def earlier(runs: Results) -> str:
     return f"### Earlier runs\n\n{text}.\n\n" + markdown(("run", "workers", "method", "held-out loss"), rows)
 
 
+def not_measured() -> str:
+    names = [f"{speed.title[0].lower()}{speed.title[1:]} (`{speed.command}`)" for speed in SPEED if speed.missing]
+    return flow("- Benches without a recorded run: " + "; ".join(names) + ".") + "\n" if names else ""
+
+
 def page() -> str:
     results, older = read_results(), read_earlier()
     known = Known({**results, **older})
@@ -133,8 +138,8 @@ def page() -> str:
         PREFACE + machines(results), claims(known), lessons(known),
         "## Quality at equal tokens\n", *pictures,
         *(quality(table, results) for table in read_tables(results)), KEPT, earlier(older),
-        "## Speed\n", *(speed.section() for speed in SPEED), plots.utilization(read("overlap_2")),
-        NOT_LISTED,
+        "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
+        NOT_LISTED + not_measured(),
     ]  # fmt: skip
     return "\n".join(parts)
 

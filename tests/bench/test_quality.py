@@ -21,6 +21,7 @@ import plots  # noqa: E402
 import prepare_corpus  # noqa: E402
 import quality  # noqa: E402
 import results_text  # noqa: E402
+import speed_tables  # noqa: E402
 import write_results  # noqa: E402
 
 import thinwire as tw  # noqa: E402
@@ -160,3 +161,17 @@ def test_the_page_and_its_pictures_are_those_of_the_results(tmp_path: Path, monk
     assert write_results.page() == write_results.PAGE.read_text(), "run python bench/write_results.py"
     shown = {path.name for path in (ROOT / "docs/results").iterdir()}
     assert shown == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_speed_table_without_its_file_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(write_results, "SPEED", speed_tables.peer_tables())
+    assert "each peer's round beside ours (peers)" in write_results.not_measured()
+    spread = {"low": 0.1, "median": 0.2, "high": 0.3}
+    match = {"contender": "torchft", "workers": 2, "size": "30M", "line": "20", "copy": 10, "ours_over_it": None}
+    match |= {"round": spread, "waiting": spread, "bytes": spread, "memory": {"extra_copies": 3.0}}
+    record = {"command": "python bench/peers.py --workers 2", "results": {"matches": [match]}}
+    (tmp_path / "peers_2.json").write_text(json.dumps(record))
+    (found,) = speed_tables.peer_tables()
+    assert "| torchft | 2 | 30M | 20 | 200 (100 .. 300) |  | 20.0% | 0.020 | 3.00 |" in found.section()
+    assert "`sudo python bench/peers.py --workers 2`" in found.section() and not found.missing
