@@ -3,24 +3,27 @@
     python bench/write_results.py
 
 Quality tables follow the run lists in bench/runs (title, text, and the order of the runs); a run without a result is
-listed as not run. Claims are judged by the functions in claims.py.
+listed as not run. Claims are judged by claims.py, speed tables are those of speed_tables.py, and the prose between is
+results_text.py's.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import plots
 from claims import CLAIMS, Known
 from quality import Run, read_list
+from results_text import KEPT, NOT_LISTED, PREFACE, flow, lessons
+from speed_tables import RESULTS, SPEED, markdown, read
 
 ROOT = Path(__file__).parents[1]
-LISTS, RESULTS, PAGE = ROOT / "bench/runs", ROOT / "bench/results/quality", ROOT / "docs/results.md"
-PLOTS = ROOT / "docs/results"
+LISTS, PAGE = ROOT / "bench/runs", ROOT / "docs/results.md"
+EARLIER = ("overlap_quality", "decoupled_quality")
+Results = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -31,19 +34,25 @@ class Table:
     title: str
     text: str
     runs: list[Run]
-    known: dict[str, dict[str, Any]]  # by the run's name
+    known: Results  # by the run's name
 
     @property
     def missing(self) -> list[str]:
         return [run.name for run in self.runs if run.name not in self.known]
 
 
-def read_results() -> dict[str, dict[str, Any]]:
-    found = [json.loads(path.read_text())["results"] for path in sorted(RESULTS.glob("*.json"))]
+def read_results() -> Results:
+    found = [json.loads(path.read_text())["results"] for path in sorted((RESULTS / "quality").glob("*.json"))]
     return {results["name"]: results for results in found}
 
 
-def read_tables(results: dict[str, dict[str, Any]]) -> list[Table]:
+def read_earlier() -> Results:
+    """Runs from before the corpus was cut at whole novels; their losses compare with each other only."""
+    runs = [run for name in EARLIER for run in read(name)["runs"] if run["finished"] is not None]
+    return {f"earlier {run['name']}": run for run in runs}
+
+
+def read_tables(results: Results) -> list[Table]:
     tables = []
     for path in sorted(LISTS.glob("*.json")):
         facts, runs = json.loads(path.read_text()), read_list(path)
@@ -52,94 +61,91 @@ def read_tables(results: dict[str, dict[str, Any]]) -> list[Table]:
     return tables
 
 
-def reference(result: dict[str, Any], results: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def reference(result: dict[str, Any], results: Results) -> dict[str, Any] | None:
     """DDP with the same inner optimizer, tokens and seed; the best learning rate of those tried."""
     alike = ("optimizer", "steps", "tokens", "preset", "seed")
     found = [r for r in results.values() if r["method"] == "tw.ddp()" and all(r[k] == result[k] for k in alike)]
     return min(found, key=lambda r: r["finished"], default=None)
 
 
-def fewer_bytes(result: dict[str, Any]) -> float:
-    """Than DDP, which sends every gradient in fp32 at every step."""
-    return 4 * result["parameters"] * result["steps"] / result["bytes_sent"]
-
-
-def row(result: dict[str, Any], results: dict[str, dict[str, Any]]) -> list[str]:
+def gap_to_ddp(result: dict[str, Any], results: Results) -> float | None:
     ddp = reference(result, results)
-    gap = f"{100 * (result['finished'] / ddp['finished'] - 1):+.1f}%" if ddp else ""
-    tokens = result["steps"] * result["tokens"] / 1e6
+    return 100 * (result["finished"] / ddp["finished"] - 1) if ddp else None
+
+
+def row(result: dict[str, Any], results: Results) -> list[str]:
+    gap, tokens = gap_to_ddp(result, results), result["steps"] * result["tokens"] / 1e6
+    fewer = Known(results).fewer(result["name"])
     return [
         result["name"], str(result["workers"]), f"`{result['method']}`", f"{result['lr']:g}", f"{tokens:.0f}M",
-        f"{result['finished']:.3f}", gap, f"{fewer_bytes(result):,.0f}x",
+        f"{result['finished']:.4f}", "" if gap is None else f"{gap:+.1f}%", f"{fewer:,.0f}x",
     ]  # fmt: skip
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines) + "\n"
 
 
 HEAD = ("run", "workers", "method", "lr", "tokens", "held-out loss", "against DDP", "fewer bytes than DDP")
 
 
-def section(table: Table, results: dict[str, dict[str, Any]]) -> str:
-    body = markdown(HEAD, [row(table.known[run.name], results) for run in table.runs if run.name in table.known])
-    plot = f"\n![loss against tokens](results/{draw_curves(table).name})\n" if table.known else ""
-    missing = f"\nNot run: {', '.join(table.missing)}.\n" if table.missing else ""
-    return f"## {table.title}\n\n{table.text}\n\n{body}{plot}{missing}"
+def quality(table: Table, results: Results) -> str:
+    command = f"python bench/evidence.py bench/runs/{table.path.name}"
+    missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
+    found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]
+    body = markdown(HEAD, found) if found else ""
+    return f"### {table.title}\n\n{table.text} Command: `{command}`.\n\n{body}{missing}"
 
 
-def draw_curves(table: Table) -> Path:
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "thinwire"  # the same picture has the same bytes
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for name, result in table.known.items():
-        points = [(p["step"] * result["tokens"] / 1e6, p["held"]) for p in result["curve"]]
-        axes.plot(*zip(*points, strict=True), label=name, linewidth=1)
-    losses = [result["finished"] for result in table.known.values()]
-    axes.set_ylim(min(losses) - 0.05, statistics.median(losses) + 1.0)
-    axes.set(xlabel="million tokens", ylabel="held-out loss")
-    axes.legend(fontsize=5, ncols=2)
-    PLOTS.mkdir(exist_ok=True)
-    path = PLOTS / f"{table.path.stem}.svg"
-    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
-    plt.close(figure)
-    return path
-
-
-def claims(results: dict[str, dict[str, Any]]) -> str:
-    rows = [[claim.text, *claim.judge(Known(results))] for claim in CLAIMS]
+def claims(known: Known) -> str:
+    rows = [[claim.text, *claim.judge(known)] for claim in CLAIMS]
     return "## Claims\n\n" + markdown(("claim", "verdict", "numbers"), rows)
 
 
-def machines(results: dict[str, dict[str, Any]]) -> str:
+def machines(results: Results) -> str:
     kinds = sorted({f"{r['device']}, torch {r['torch']}" for r in results.values()})
-    return (
-        "Measured on: "
-        + "; ".join(kinds)
-        + ". Commands, versions and seeds are in each file of `bench/results/quality`.\n"
+    where = "Commands, versions and seeds are in each file of `bench/results/quality`."
+    return f"Quality was measured on: {'; '.join(kinds)}. {where}\n"
+
+
+def points(results: Results) -> list[tuple[str, float, float]]:
+    """Every run but DDP's: its kind, how many times fewer bytes, and percent of the loss above DDP."""
+    found = []
+    for name, result in results.items():
+        gap = gap_to_ddp(result, results)
+        if gap is not None and result["method"] != "tw.ddp()":
+            tokens = f"{result['steps'] * result['tokens'] / 1e6:.0f}M tokens"
+            found.append((f"{result['optimizer']}, {tokens}", Known(results).fewer(name), gap))
+    return found
+
+
+def earlier(runs: Results) -> str:
+    text = (
+        "From before the corpus was cut at whole novels, with AdamW at 1e-3, 49M and 33M tokens, period 32, one seed: "
+        "compare them with each other only. They are written up in `LOG.md`. Raw: "
+        + " and ".join(f"`bench/results/{name}.json`" for name in EARLIER)
     )
+    rows = [[name, str(run["workers"]), f"`{run['method']}`", f"{run['finished']:.4f}"] for name, run in runs.items()]
+    return f"### Earlier runs\n\n{text}.\n\n" + markdown(("run", "workers", "method", "held-out loss"), rows)
 
 
-PREFACE = """# Results
+def not_measured() -> str:
+    names = [f"{speed.title[0].lower()}{speed.title[1:]} (`{speed.command}`)" for speed in SPEED if speed.missing]
+    return flow("- Benches without a recorded run: " + "; ".join(names) + ".") + "\n" if names else ""
 
-This page is written by `python bench/write_results.py` from the raw results in `bench/results`. Loss is that of
-held-out whole novels, in nats a token, of the model a user would export (`fleet.finish()`). All runs of a table see the
-same tokens in the same order. "Against DDP" is against DDP with the same inner optimizer and tokens, at the best
-learning rate tried. One seed unless several are named: differences below about .3% are noise.
 
-"""
+def page() -> str:
+    results, older = read_results(), read_earlier()
+    known = Known({**results, **older})
+    pictures = [plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results))]
+    parts = [
+        PREFACE + machines(results), claims(known), lessons(known),
+        "## Quality at equal tokens\n", *pictures,
+        *(quality(table, results) for table in read_tables(results)), KEPT, earlier(older),
+        "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
+        NOT_LISTED + not_measured(),
+    ]  # fmt: skip
+    return "\n".join(parts)
 
 
 def main() -> None:
-    results = read_results()
-    tables = read_tables(results)
-    parts = [PREFACE + machines(results), claims(results), *(section(table, results) for table in tables)]
-    PAGE.write_text("\n".join(parts))
+    PAGE.write_text(page())
     print(PAGE)
 
 

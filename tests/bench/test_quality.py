@@ -17,8 +17,12 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import claims  # noqa: E402
 import lm  # noqa: E402
+import plots  # noqa: E402
 import prepare_corpus  # noqa: E402
 import quality  # noqa: E402
+import results_text  # noqa: E402
+import speed_tables  # noqa: E402
+import write_results  # noqa: E402
 
 import thinwire as tw  # noqa: E402
 
@@ -100,15 +104,15 @@ def test_whole_novels_are_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.xdist_group("processes")
 def test_the_driver_waits_for_the_rate_and_resumes(tmp_path: Path, folder: Path) -> None:
     runs = [
-        {"name": "rate 1", "method": "tw.ddp()", "workers": 1, "lr": 1e-3},
-        {"name": "after", "method": "tw.diloco(2)", "workers": 2, "lr": "best of rate"},
+        {"name": "trial 1", "method": "tw.ddp()", "workers": 1, "lr": 1e-3},
+        {"name": "after", "method": "tw.diloco(2)", "workers": 2, "lr": "best of trial"},
     ]
     (tmp_path / "list.json").write_text(json.dumps({"defaults": {**TINY, "steps": 12}, "runs": runs}))
     command = [sys.executable, "bench/evidence.py", str(tmp_path / "list.json"), "--data", str(folder), "--plain"]
     command += ["--here", str(tmp_path / "here"), "--out", str(tmp_path / "out"), "--held", "1", "--seconds", "120"]
     outputs = [_run(command), _run(command)]
     records = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
-    assert {record["results"]["name"] for record in records} == {"rate 1", "after"}
+    assert {record["results"]["name"] for record in records} == {"trial 1", "after"}
     assert all(record["results"]["lr"] == 1e-3 and record["command"] for record in records)
     assert "started after" in outputs[0] and "started" not in outputs[1]
 
@@ -126,3 +130,48 @@ def test_a_claim_without_its_runs_is_not_run() -> None:
     assert claim.judge(claims.Known({}))[0] == "not run"
     known = claims.Known({"a": {"finished": 3.0}, "b": {"finished": 2.0}})
     assert claim.judge(known) == ("does not hold", "+50.00% against b")
+
+
+def test_decoupled_momentum_must_lie_between_the_periods() -> None:
+    runs = {"diloco 128": (3.7, 1600), "decoupled 128 mean": (3.9, 100), "diloco 512": (4.0, 400)}
+    known = claims.Known({name: {"finished": loss, "bytes_sent": sent} for name, (loss, sent) in runs.items()})
+    assert claims.between_the_periods("decoupled 128 mean")(known)[0]
+    known.results["decoupled 128 mean"]["finished"] = 4.1
+    assert not claims.between_the_periods("decoupled 128 mean")(known)[0]
+    known.results["decoupled 128 mean"].update(finished=3.9, bytes_sent=101)
+    assert not claims.between_the_periods("decoupled 128 mean")(known)[0]
+
+
+def test_the_best_of_a_prefix_is_judged() -> None:
+    known = claims.Known({"1000x a": {"finished": 2.1}, "1000x b": {"finished": 2.01}, "ddp": {"finished": 2.0}})
+    assert claims.best_at_most("1000x", "ddp", 1)(known) == (True, "best: 1000x b, +0.5%")
+    assert not claims.best_at_most("1000x", "ddp", 0.4)(known)[0]
+
+
+def test_numbers_are_put_into_the_prose() -> None:
+    known = claims.Known({"a b": {"finished": 3.0}, "c": {"finished": 2.0}, "d": {"finished": 1.99}})
+    text = "- it gives <a b : c> and <d :\n  c>,\n  from <c>\n- more"
+    assert results_text.flow(results_text.filled(text, known)) == "- it gives +50.0% and -0.50%, from 2.0000\n- more"
+    with pytest.raises(claims.NotRun, match="e"):
+        results_text.filled("<e>", known)
+
+
+def test_the_page_and_its_pictures_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "PLOTS", tmp_path)
+    assert write_results.page() == write_results.PAGE.read_text(), "run python bench/write_results.py"
+    shown = {path.name for path in (ROOT / "docs/results").iterdir()}
+    assert shown == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_speed_table_without_its_file_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(write_results, "SPEED", speed_tables.peer_tables())
+    assert "each peer's round beside ours (peers)" in write_results.not_measured()
+    spread = {"low": 0.1, "median": 0.2, "high": 0.3}
+    match = {"contender": "torchft", "workers": 2, "size": "30M", "line": "20", "copy": 10, "ours_over_it": None}
+    match |= {"round": spread, "waiting": spread, "bytes": spread, "memory": {"extra_copies": 3.0}}
+    record = {"command": "python bench/peers.py --workers 2", "results": {"matches": [match]}}
+    (tmp_path / "peers_2.json").write_text(json.dumps(record))
+    (found,) = speed_tables.peer_tables()
+    assert "| torchft | 2 | 30M | 20 | 200 (100 .. 300) |  | 20.0% | 0.020 | 3.00 |" in found.section()
+    assert "`sudo python bench/peers.py --workers 2`" in found.section() and not found.missing

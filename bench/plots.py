@@ -1,0 +1,79 @@
+"""The pictures of docs/results.md: small, as SVG, the same bytes for the same numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402 - after the choice of what draws
+
+PLOTS = Path(__file__).parents[1] / "docs/results"
+Results = dict[str, dict[str, Any]]
+
+plt.rcParams.update({"svg.hashsalt": "thinwire", "svg.fonttype": "none", "font.size": 9, "lines.linewidth": 1.3})
+
+BY_WORKERS = ("diloco .6", "relay .6", "carry", "diloco", "relay", "eager")
+MOST = 16  # percent
+CURVES = ("ddp", "M4 diloco .6", "M4 relay .6", "M4 diloco", "M4 carry", "M4 eager")
+
+
+def save(name: str, axes: Axes, **labels: str) -> str:
+    """The Markdown that shows it."""
+    axes.set(**labels)
+    axes.grid(alpha=0.3)
+    PLOTS.mkdir(exist_ok=True)
+    axes.figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")  # type: ignore[union-attr]
+    plt.close(axes.figure)  # type: ignore[arg-type]
+    return f"![{labels['ylabel']} against {labels['xlabel']}](results/{name}.svg)\n"
+
+
+def by_workers(results: Results) -> str:
+    """The loss of the overlap runs against the number of workers."""
+    axes = plt.subplots(figsize=(5.5, 3.2))[1]
+    for kind in BY_WORKERS:
+        found = [(m, results[f"M{m} {kind}"]["finished"]) for m in (2, 4, 8) if f"M{m} {kind}" in results]
+        axes.plot(*zip(*found, strict=True), marker="o", label=kind)
+    axes.axhline(results["ddp"]["finished"], color="grey", linestyle="--", label="ddp")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([2, 4, 8], ["2", "4", "8"])
+    axes.legend(fontsize=8)
+    return save("by_workers", axes, xlabel="workers", ylabel="held-out loss")
+
+
+def curves(results: Results) -> str:
+    axes = plt.subplots(figsize=(5.5, 3.2))[1]
+    for name in CURVES:
+        result = results[name]
+        points = [(p["step"] * result["tokens"] / 1e6, p["held"]) for p in result["curve"]]
+        axes.plot(*zip(*points, strict=True), label=name)
+    axes.set_ylim(3.4, 5)
+    axes.legend(fontsize=8)
+    return save("curves", axes, xlabel="million tokens", ylabel="held-out loss")
+
+
+def by_bytes(points: list[tuple[str, float, float]]) -> str:
+    """(kind, times fewer bytes than DDP, percent of the loss above it) of every run but DDP's."""
+    axes = plt.subplots(figsize=(5.5, 3.2))[1]
+    for kind in sorted({kind for kind, _, _ in points}):
+        chosen = [(fewer, gap) for k, fewer, gap in points if k == kind and math.isfinite(gap)]
+        axes.scatter(*zip(*chosen, strict=True), s=16, label=kind)
+    axes.set_xscale("log")
+    axes.set_ylim(0, MOST)
+    axes.set_title(f"{sum(gap > MOST for _, _, gap in points)} runs above {MOST}% are not shown", fontsize=8)
+    axes.legend(fontsize=8)
+    return save("by_bytes", axes, xlabel="times fewer bytes than DDP", ylabel="percent of loss above DDP")
+
+
+def utilization(record: dict[str, Any]) -> str:
+    axes = plt.subplots(figsize=(5.5, 3.2))[1]
+    for method in dict.fromkeys(r["method"] for r in record["results"]):
+        found = [(r["mbits"], 100 * r["utilization"]) for r in record["results"] if r["method"] == method]
+        axes.plot(*zip(*found, strict=True), marker="o", markersize=3, label=method)
+    axes.set_xscale("log")
+    axes.legend(fontsize=8)
+    return save("utilization", axes, xlabel="Mbit a second", ylabel="percent busy, two workers")
