@@ -29,8 +29,11 @@ from netns import Network
 from torch import nn
 
 import thinwire as tw
+from thinwire.plan import failures as plan
+from thinwire.plan.failures import goodput
 
 WORKERS, EVERY, CONTEXT, BATCH = 4, 10, 8, 32
+EXCHANGE = 0.1  # seconds of a round in these namespaces: quorum, exchange and vote
 METHODS = {
     "diloco": lambda: tw.diloco(EVERY, outer_momentum=0.6),
     "desloc": lambda: tw.desloc(EVERY),
@@ -281,6 +284,28 @@ def compare(disturbed: list[tuple[int, float]], calm: list[tuple[int, float]]) -
     return rows
 
 
+def recovery_of(fault: dict[str, Any], lives: list[Life]) -> float:
+    """Seconds until the worker was back: of a killed one, until its successor had begun."""
+    if fault["kind"] != "kill":
+        return float(fault["seconds"])
+    begun = [line["at"] for life in lives if life.place == fault["place"] for line in life.lines[:1]]
+    return min((at - fault["at"] for at in begun if at > fault["at"]), default=60.0)
+
+
+def goodputs(options: argparse.Namespace, lives: list[Life], faults: list[dict[str, Any]], committed: int) -> Any:
+    """Committed worker-steps over those of a fleet without faults, as measured and as planned for this rate of faults.
+
+    The planner knows nothing of a coordinator that dies: its rounds wait until it is back.
+    """
+    times = [line["at"] for life in lives for line in life.lines]
+    seconds, harmed = max(times) - min(times), [fault for fault in faults if fault["kind"] != "coordinator"]
+    mtbf = WORKERS * seconds / len(harmed)
+    recovery = sum(recovery_of(fault, lives) for fault in harmed) / len(harmed)
+    planned = goodput("quorum", plan.Fleet(WORKERS, EVERY * options.pace, EXCHANGE, EVERY), plan.Faults(mtbf, recovery))
+    measured = committed * options.pace / (WORKERS * seconds)
+    return {"measured": measured, "planned": planned, "ratio": planned / measured, "mtbf": mtbf, "recovery": recovery}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
@@ -320,6 +345,7 @@ def report(options: argparse.Namespace, lives: list[Life], faults: list[dict[str
         "worker_steps": taken,
         "committed": committed,
         "committed_share": committed / taken,
+        "goodput": goodputs(options, lives, faults, committed),
         "steps_of_the_fleet": max(line["step"] for life in lives for line in life.lines),
         "rounds_made_alone_and_said": sum(alone for _, _, alone in accounts),
         "loss_over_calm": {"worst": max(settled), "last": settled[-1]},
