@@ -37,6 +37,7 @@ import thinwire as tw
 
 PORT = 29500
 WARM = 2
+LARGE = 50_000_000
 
 
 @torch.no_grad()
@@ -193,6 +194,11 @@ def fleet_round(fleet: tw.Fleet) -> Callable[[], None]:
     return round
 
 
+def rounds_of(parameters: int, args: argparse.Namespace) -> int:
+    """Long rounds are steady ones: fewer will do."""
+    return args.rounds if parameters < LARGE else max(3, args.rounds // 3)
+
+
 def _taken(round: Callable[[], None], models: list[Pile]) -> float:
     for number, model in enumerate(models):  # replicas drift apart
         torch._foreach_mul_([p.detach() for p in model.parameters()], 0.999 - 0.001 * number)
@@ -202,24 +208,26 @@ def _taken(round: Callable[[], None], models: list[Pile]) -> float:
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def show(found: dict[str, Any]) -> None:
+def show_processes(found: list[dict[str, Any]]) -> None:
     rows = [
         (
             each["processes"], milliseconds(each["round"]), milliseconds(each["all_reduce"]), ratio_text(each["ratio"]),
             milliseconds(each["cpu"]), f"{each['bytes']['median'] / each['message']:.3f}",
             f"{each['counted'] / each['message']:.3f}",
         )
-        for each in found.get("processes", [])
+        for each in found
     ]  # fmt: skip
     table(("processes", "round ms", "all-reduce ms", "ratio", "processor ms", "sent, copies", "counted, copies"), rows)
-    rows = [
-        (f"{each['parameters']:,}", each["tensors"], *map(milliseconds, (each["engine"], each["bare"])))
-        + (
-            ratio_text(each["ratio"]),
-            f"{1e6 * (each['engine']['median'] - each['bare']['median']) / each['tensors']:.0f}",
+
+
+def show_tensors(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for each in found:
+        more = (each["engine"]["median"] - each["bare"]["median"]) / each["tensors"]
+        times = milliseconds(each["engine"]), milliseconds(each["bare"])
+        rows.append(
+            (f"{each['parameters']:,}", each["tensors"], *times, ratio_text(each["ratio"]), f"{1e6 * more:.0f}")
         )
-        for each in found.get("tensors", [])
-    ]
     table(("parameters", "tensors", "engine ms", "bare loop ms", "ratio", "us more a tensor"), rows)
 
 
@@ -231,7 +239,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--small-tensors", type=int, default=20)
     parser.add_argument("--tensors", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--parameters", type=int, nargs="+", default=[1_000_000, 10_000_000, 100_000_000])
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="two processes, tiny models, two rounds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
@@ -250,9 +258,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     if "processes" in args.parts:
         found["processes"] = [on_processes(count, args) for count in args.processes]
+        show_processes(found["processes"])
     if "tensors" in args.parts:
-        found["tensors"] = [of_tensors(t, p, args.rounds) for p in args.parameters for t in args.tensors]
-    show(found)
+        found["tensors"] = [of_tensors(t, p, rounds_of(p, args)) for p in args.parameters for t in args.tensors]
+        show_tensors(found["tensors"])
     save(args.json, 0, found, started)
 
 
