@@ -114,6 +114,14 @@ class Fleet:
     def _begin(self) -> bool:
         """The workers compare notes, start equal, and take their anchors. Whether a running fleet's state was taken."""
         self._open()
+        while True:
+            try:
+                return self._meet_at_start()
+            except PeerLost:
+                if not self.transport.elastic:
+                    raise
+
+    def _meet_at_start(self) -> bool:
         if self.transport.elastic:
             self.transport.renew(self.steps, ahead=False)
             if not self.transport.beginning:
@@ -337,6 +345,8 @@ class Fleet:
     @torch.no_grad()
     def switch(self, method: Method) -> None:
         """Go on with another method: drain, take the consensus, start new outer state. Collective."""
+        if self.transport.elastic:
+            raise ValueError("an elastic fleet keeps its method, or newcomers would not know it: stop, and start anew")
         agreed = self._drained_consensus()
         for replica in self.replicas:
             self._swap_in(replica, agreed)

@@ -44,7 +44,7 @@ class Group(Transport):
         self._back_nccl: Any = None
         self._postings: deque[_Posting] = deque()
         self._next_post = 0.0
-        self._works: list[Any] = []  # all that may still be under way
+        self._works: deque[Any] = deque()  # all that may still be under way
         self._two_shots: deque[_Underway] = deque()
 
     @classmethod
@@ -146,8 +146,7 @@ class Group(Transport):
     def idle(self) -> bool:
         """Whether every collective has ended, well or badly: only then may the connections be closed."""
         headers = [work for work, _ in self._conversation.outstanding]
-        self._works = [work for work in [*self._works, *headers] if not work.is_completed()]
-        return not self._works
+        return all(work.is_completed() for work in [*self._works, *headers])
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -284,7 +283,9 @@ class Group(Transport):
             posting = self._postings.popleft()
             work = posting.post()
             posting.works.append(work)
-            self._works = [*(w for w in self._works if not w.is_completed()), work]
+            while self._works and self._works[0].is_completed():
+                self._works.popleft()
+            self._works.append(work)
             if self.rate is not None:
                 self._next_post = max(self._next_post, time.monotonic()) + posting.sent / self.rate
 

@@ -4,6 +4,7 @@
 
 Every line on standard output is JSON. `--stop-at PLACE:N` kills this process (kill -9) at a place in the N-th round:
 "exchange" (after it was launched), "vote" (before the vote), "commit" (after the vote, before it is applied).
+`--stop-at healing` is a slow joiner.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.elastic.epoch import Committing
+from thinwire.elastic.healing import Healing
 
 METHODS = {
     "diloco": lambda: tw.diloco(every=4),
@@ -73,6 +75,20 @@ def die_at(place: str, number: int) -> None:
     Committing.__init__, Committing.confirm = counted_init, counted_confirm  # type: ignore[method-assign]
 
 
+def sleep_while_healed() -> None:
+    """A slow joiner: it stops (SIGSTOP) when it is about to fetch the fleet's state, the first time."""
+    fetch, stopped = Healing.recv_checkpoint, []
+
+    def slowly(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not stopped:
+            stopped.append(True)
+            tell(kind="stopping")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return fetch(self, *args, **kwargs)
+
+    Healing.recv_checkpoint = slowly  # type: ignore[method-assign]
+
+
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("coordinator")
@@ -87,7 +103,9 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
-    if arguments.stop_at:
+    if arguments.stop_at == "healing":
+        sleep_while_healed()
+    elif arguments.stop_at:
         place, _, number = arguments.stop_at.partition(":")
         die_at(place, int(number))
     train(arguments)

@@ -178,6 +178,20 @@ def test_a_stopped_worker_is_left_behind_and_healed(start: Start) -> None:
     assert len(each(everybody, step, "params")) == 1
 
 
+def test_a_slow_joiner_does_not_hold_up_the_others_for_long(start: Start) -> None:
+    members = pair(start, "diloco")
+    newcomer = start("diloco", "y", "--stop-at", "healing")
+    newcomer.wait_for(lambda line: line["kind"] == "stopping")
+    for member in members:
+        gone = member.wait_for(
+            lambda line: line["kind"] == "step" and any("y-" in t and "left" in t for t in line["events"])
+        )
+        assert gone["lost"] <= 1 and gone["workers"] == 2
+    newcomer.signal(signal.SIGCONT)
+    step = joined(members, newcomer)
+    assert len(each([*members, newcomer], step + 4, "params")) == 1
+
+
 def test_the_coordinator_may_die_and_return() -> None:
     port = free_port()
     first = second = coordinator_process(port)

@@ -145,7 +145,7 @@ class Elastic(Transport):
     # -- who takes part ------------------------------------------------------------------------------------------------
 
     def renew(self, step: int, ahead: bool) -> bool:
-        if step == self._renewed_at:
+        if step == self._renewed_at and self.epoch is not None and not self.epoch.broken:
             return False
         self._healed, self._ahead = False, ahead
         self._step, self._votes = step, self._votes if step == self._step else 0
