@@ -145,7 +145,7 @@ def compiled_and_plain(rank: int) -> tuple[list, list[str]]:
 
 
 def test_a_compiled_and_a_plain_worker_train_together(cluster: Cluster) -> None:
-    (first, names), (second, others) = cluster.run(compiled_and_plain, 2)
+    (first, names), (second, others) = cluster.run(compiled_and_plain, 2, timeout=180)
     assert same_bits(first, second)
     assert names == others == [name for name, _ in small_model().named_parameters()]
 
