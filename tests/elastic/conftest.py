@@ -67,7 +67,7 @@ class Workers:
         return process.stdout.readline()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
     made = Workers()
     yield made

@@ -29,7 +29,7 @@ from thinwire.elastic.roster import Roster, settings_hash  # noqa: E402
 from thinwire.elastic.web import dump  # noqa: E402
 from thinwire.train.errors import UserError  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("chaos")
 
 SECRET = b"s" * 32
 

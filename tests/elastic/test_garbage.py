@@ -36,7 +36,7 @@ from thinwire.elastic.parcel import pack, raw  # noqa: E402
 from thinwire.elastic.reporter import Reporter  # noqa: E402
 from thinwire.elastic.web import answer_code, request_code  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("chaos")
 
 SECRET = b"s" * 32
 PATIENT = timedelta(seconds=10)

@@ -19,7 +19,7 @@ from tests.elastic.garbage import listening  # noqa: E402
 from tests.elastic.sockets import PAGE, by_ss, complaints, table  # noqa: E402
 from thinwire.elastic.coordinator import Coordinator  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("chaos")
 
 LOOPBACK = "127.0.0.1"
 
