@@ -97,7 +97,7 @@ def _cells(row: Row) -> list[str]:
 
 def _sources(rows: list[Row]) -> str:
     lines = [f"  {row.method}: {row.quality_source}" for row in rows]
-    return "\n".join(["loss + is what was published against DDP on the same tokens:", *lines, ""])
+    return "\n".join(["loss + is against DDP on the same tokens, from the source named:", *lines, ""])
 
 
 def _goodput(rows: list[Row]) -> Table:
