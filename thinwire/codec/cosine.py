@@ -134,12 +134,13 @@ class Strip:
         b = self.blocks
         block = torch.arange(index.shape[-2], device=index.device)[:, None]
         corner = block // b.across * (b.high * b.columns) + block % b.across * b.wide
-        return (index // b.wide * b.columns + index % b.wide + corner).flatten(-2)
+        return ((index // b.wide).to(torch.int64) * (b.columns - b.wide) + index + corner).flatten(-2)
 
-    def inverse_in_place(self, coefficients: Tensor, tensor: Tensor) -> None:
-        """As `inverse`, of coefficients at their `places`, without padding: nothing is moved."""
+    def inverse_in_place(self, coefficients: Tensor, tensor: Tensor, room: Tensor) -> None:
+        """As `inverse`, of coefficients at their `places`, without padding, by way of `room`: nothing is moved."""
         b, left = self.blocks, cosines(self.blocks.high, tensor.device).T
-        across = torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device)).view(-1, b.high, b.columns)
+        torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device), out=room.view(-1, b.wide))
+        across = room.view(-1, b.high, b.columns)
         torch.bmm(left.expand(len(across), -1, -1), across, out=self._rows(tensor).view(across.shape))
 
     def put(self, values: Tensor, tensor: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from .base import Codec, Layout, Weight
 from .cosine import exact
 from .fused import WIDEST, Fused
+from .pages import fresh
 from .plan import piece_plan, whole_plan
 from .sparse import TopK
 from .stream import Streamed
@@ -93,6 +94,8 @@ def ways(inner: Codec, chunk: int, layout: Layout, kernels: bool) -> list[Stream
 
 def _blank(layout: Layout, device: torch.device) -> Tensor:
     """A buffer to be filled but for its gaps."""
+    if device.type == "cpu":
+        return fresh(layout.total)
     if layout.total > layout.values:
         return layout.zeros(device)
     return torch.empty(layout.total, device=device)

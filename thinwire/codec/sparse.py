@@ -19,6 +19,7 @@ from .triton import usable
 from .twobit import TwoBit
 
 Entries = tuple[Tensor, Tensor]  # where values go, int64 [entries], and the values
+TINY = torch.finfo(torch.float32).tiny
 
 
 class TopK(Codec):
@@ -81,7 +82,7 @@ class TopK(Codec):
     def mean(
         self, zeros: Sequence[Tensor], read: Sequence[Entries], at: Sequence[Weight], weights: Sequence[Weight]
     ) -> Tensor:
-        """The merge of entries into the first of two [n] of zeros, in place; the other is left as it was.
+        """The merge of entries into the first of two [n] of zeros, in place; the other is worked in.
 
         `at`: the weights of the entries, or the same for all.
         """
@@ -144,15 +145,10 @@ def _aligned(layout: Layout, align: int) -> Layout:
 def _add(total: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> None:
     """`total[where] += values * weight` in turn; no index comes twice within a payload, so that this is one order."""
     for (where, values), weight in zip(read, weights, strict=True):
-        total.scatter_(0, where, total.gather(0, where).add_(values * weight))
+        total.scatter_add_(0, where, values * weight)
 
 
 def _over_senders(total: Tensor, heard: Tensor, read: Sequence[Entries], weights: Sequence[Weight]) -> Tensor:
-    """`total` over the weight of those who sent a value, in place; only what was sent is touched."""
-    for (where, _), weight in zip(read, weights, strict=True):
-        heard.scatter_(0, where, heard.gather(0, where) + weight)
-    for where, _ in read:
-        over = heard.gather(0, where)
-        total.scatter_(0, where, total.gather(0, where) / over.where(over > 0, 1.0))
-        heard.scatter_(0, where, 0.0)  # a value that another sent too is divided once
-    return total
+    """`total` over the weight of those who sent a value, in place; what nobody sent stays 0."""
+    _add(heard, [(where, torch.ones_like(values)) for where, values in read], weights)
+    return total.div_(heard.clamp_(min=TINY))

@@ -47,14 +47,14 @@ class Streamed:
     def _merge(self, index: Tensor, values: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
         """Entries (workers, blocks, k), a strip at a time, in the same memory each time."""
         most = max((strip.size for strip, _, _, _ in self._strips(out)), default=0)
-        spare = [torch.zeros(most, device=out.device) for _ in range(2)]
+        spare = torch.empty(3, most, device=out.device)
         for strip, mine, tensor, which in self._strips(out):
-            where = strip.places(index[:, mine].to(torch.int64))
+            *zeros, room = spare[:, : strip.size]
+            where = strip.places(index[:, mine])
             found = list(zip(where, values[:, mine].flatten(1), strict=True))
             shares = [weight[which] if isinstance(weight, Tensor) else weight for weight in weights]
-            merged = self.inner.mean([zeros[: strip.size] for zeros in spare], found, shares, shares)
-            strip.inverse_in_place(merged, tensor)
-            merged.scatter_(0, where.view(-1), 0.0)
+            merged = self.inner.mean([x.zero_() for x in zeros], found, shares, shares)
+            strip.inverse_in_place(merged, tensor, room)
 
     def _select(self, buffer: Tensor) -> Entries:
         index = torch.empty(self._count, self.inner.k, dtype=torch.int64, device=buffer.device)
