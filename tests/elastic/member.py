@@ -100,6 +100,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop-at", default="")
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--secret")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
@@ -117,7 +118,8 @@ def train(arguments: argparse.Namespace) -> None:
     model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
     inner = torch.optim.SGD if arguments.method == "demo" else torch.optim.AdamW
     optimizer = inner(model.parameters(), lr=1e-2)
-    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.together)
+    transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.together,
+                           secret_file=arguments.secret)  # fmt: skip
     transport.settings = {"steps": arguments.steps}
     fleet = tw.attach(model, optimizer, METHODS[arguments.method](), transport)
     fleet.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -22,8 +23,11 @@ _FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, no
 _FORKS.set_forkserver_preload(["tests.elastic.member"])
 
 
-def _enter(words: list[str], said: str, errors: str) -> None:
-    """In the child: what it prints goes to two files."""
+def _enter(words: list[str], said: str, errors: str, namespace: str | None) -> None:
+    """In the child: what it prints goes to two files, its connections through a network namespace."""
+    if namespace is not None:
+        with open(f"/run/netns/{namespace}") as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0
     for path, stream in ((said, sys.stdout), (errors, sys.stderr)):
         with open(path, "w") as file:
             os.dup2(file.fileno(), stream.fileno())
@@ -35,12 +39,16 @@ def _enter(words: list[str], said: str, errors: str) -> None:
 class Member:
     """One worker's process, and the lines it has told so far."""
 
-    def __init__(self, coordinator: str, method: str, steps: int, name: str, *more: str) -> None:
+    def __init__(
+        self, coordinator: str, method: str, steps: int, name: str, *more: str, namespace: str | None = None
+    ) -> None:
         folder = Path(tempfile.mkdtemp(prefix="member-"))
         self.name, self.lines, self._read_to = name, list[Line](), 0
         self._said, self._errors = folder / "said", folder / "errors"
         words = [coordinator, method, str(steps), "--name", name, *more]
-        self.process = _FORKS.Process(target=_enter, args=(words, str(self._said), str(self._errors)), daemon=True)
+        self.process = _FORKS.Process(
+            target=_enter, args=(words, str(self._said), str(self._errors), namespace), daemon=True
+        )
         self.process.start()
 
     def _read(self) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torchft")
 
+from bench.netns import Network
 from tests.elastic.pack import ROOT, Line, Member
 from thinwire.elastic.coordinator import Coordinator
 
@@ -257,6 +261,28 @@ def test_with_a_deadline_a_slow_worker_gives_what_it_has() -> None:
         for member in members:
             member.end()
         made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="network namespaces need root")
+def test_heartbeats_survive_a_line_that_a_round_fills_for_longer(tmp_path: Path) -> None:
+    with Network(3, up=1.25e6, name="beats") as network:  # 10 Mbit/s
+        secret, where = tmp_path / "secret", f"{network.address(2)}:29510"
+        words = [sys.executable, "-m", "thinwire.cli", "coordinator", "--bind", network.address(2)]
+        coordinator = network.start(2, [*words, "--secret-file", str(secret)], cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            assert coordinator.stdout is not None and coordinator.stdout.readline()
+            more = ["--together", "2", "--secret", str(secret), "--width", "300000"]  # 12 MB: ten seconds a round
+            members = [
+                Member(where, "diloco", STEPS, n, *more, namespace=network.namespace(i)) for i, n in enumerate("ab")
+            ]
+            for member in members:
+                line = member.wait_for(lambda line: line["kind"] == "step" and line["committed"] == 1, seconds=150)
+                assert line["lost"] == 0 and line["workers"] == 2
+        finally:
+            for member in members:
+                member.end()
+            coordinator.kill()
+            coordinator.wait()
 
 
 def test_all_finish_with_the_same_model(start: Start) -> None:
