@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,12 +35,7 @@ class Site:
         """A gloo group apart from all others."""
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = datetime.timedelta(seconds=self.timeout)
-        device = dist.ProcessGroupGloo.create_default_device()
-        if self.address is not None:
-            device = dist.ProcessGroupGloo.create_device(hostname=self.address)
-        elif os.environ.get("GLOO_SOCKET_IFNAME"):
-            device = dist.ProcessGroupGloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"].split(",")[0])
-        options._devices = [device]
+        options._devices = [_device(name, self.address, os.environ.get("GLOO_SOCKET_IFNAME"), os.getpid())]
         return dist.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.size, options)
 
     def nccl(self) -> Any | None:
@@ -52,6 +48,16 @@ class Site:
             backend="nccl",
             use_local_synchronization=True,
         )
+
+
+@cache
+def _device(name: str, address: str | None, interface: str | None, process: int) -> Any:
+    """gloo's end of connections of one kind: one for all groups of a process, as each has a thread that never rests."""
+    if address is not None:
+        return dist.ProcessGroupGloo.create_device(hostname=address)
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
+    return dist.ProcessGroupGloo.create_default_device()
 
 
 def ranks_of(group_or_mesh: Any) -> tuple[int, ...]:
