@@ -282,6 +282,9 @@ class Worker:
         self.place, self.contender = place, contenders(place.every)[name]
         self.trainee = Trainee(size, pace)
 
+    def ready(self, steps: int) -> dict[str, float]:
+        return {}
+
     def bare(self, steps: int) -> dict[str, float]:
         """The step without any library, and the memory it takes; the first ones warm up.
 

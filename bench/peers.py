@@ -109,6 +109,9 @@ class Crew:
 def prepare(crews: Sequence[Crew]) -> list[dict[str, float]]:
     """The bare steps of each crew by itself, then one period with its library, which opens connections and buffers."""
     found = []
+    for crew in crews:  # one that still starts would slow the first one's bare steps
+        crew.tell("ready")
+        crew.hear()
     for crew in crews:
         crew.tell("bare", BARE)
         heard = crew.hear()
