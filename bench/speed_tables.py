@@ -61,7 +61,9 @@ def rounds(record: Any) -> Rows:
     ]  # fmt: skip
 
 
-def _quartiles(s: dict[str, float], scale: float, digits: int) -> str:
+def _quartiles(s: dict[str, float] | None, scale: float, digits: int) -> str:
+    if s is None:
+        return "not measured"
     low, middle, high = (f"{scale * s[key]:.{digits}f}" for key in ("low", "median", "high"))
     return f"{middle} ({low} .. {high})"
 
@@ -117,7 +119,8 @@ def peers(record: Any) -> Rows:
     return [
         [each["contender"], str(each["workers"]), each["size"], each["line"], _quartiles(each["round"], 1000, 0),
          _quartiles(each["ours_over_it"]["round"], 1, 2) if each["ours_over_it"] else "",
-         f"{each['waiting']['median']:.1%}", f"{each['bytes']['median'] / each['copy']:.3f}",
+         f"{each['waiting']['median']:.1%}" if each["waiting"] else "not measured",
+         f"{each['bytes']['median'] / each['copy']:.3f}",
          f"{each['memory']['extra_copies']:.2f}"]
         for each in record["results"]["matches"]
     ]  # fmt: skip
@@ -136,6 +139,8 @@ def peer_tables() -> list[Speed]:
 
 
 def processes(record: Any) -> Rows:
+    if "processes" not in record["results"]:
+        return [["not run", "", "", "", ""]]
     return [
         [str(each["processes"]), _quartiles(each["round"], 1000, 1), _quartiles(each["all_reduce"], 1000, 1),
          _quartiles(each["ratio"], 1, 2), f"{each['bytes']['median'] / each['message']:.3f}"]
