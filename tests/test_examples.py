@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import free_port
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("examples")
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 LIMIT = 240  # of a hang; on two quiet cores each takes less than half a minute

@@ -29,7 +29,7 @@ def test_steps_on_which_nothing_is_due(tmp_path: Path) -> None:
     assert all(result["ratio"] > 1 and result["hooks"]["median"] > 0 for result in found["idle"].values())
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("bench")
 def test_a_round_against_its_parts(tmp_path: Path) -> None:
     sizes = ("--parameters", "20000", "--tensors", "4", "--rounds", "2", "--profile", "1")
     found = run("overhead", tmp_path / "out.json", "--parts", "round", *sizes)["round"]["4"]
@@ -45,7 +45,7 @@ def test_the_toy_of_desloc(tmp_path: Path) -> None:
     assert methods["DES-LOC"]["bytes_sent"] < methods["Local Adam"]["bytes_sent"]
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("bench")
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
 def test_memory_at_the_peak(tmp_path: Path) -> None:
     sizes = ("--parameters", "40000", "--layers", "4", "--workers", "1", "--methods", "diloco")
@@ -53,7 +53,7 @@ def test_memory_at_the_peak(tmp_path: Path) -> None:
     assert found["measured"] > 0 and found["predicted"] > 0
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("bench")
 def test_overlap_on_a_shaped_line(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")

@@ -17,7 +17,7 @@ from tests.integrations.hf_worker import connected, method_of, tiny_llama, value
 from tests.toy import adamw, batch, small_model
 
 pytest.importorskip("accelerate")
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("integrations")
 STEPS, ACCUMULATE, SAVED_AT, PATIENCE = 12, 2, 7, 60
 
 

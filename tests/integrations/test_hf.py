@@ -18,7 +18,7 @@ from tests.integrations.environment import environment
 from tests.integrations.hf_worker import EVERY_EVAL, STEPS, connected, method_of, plain, tiny_llama, with_trainer
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("integrations")
 PATIENCE = 120
 
 

@@ -18,7 +18,7 @@ from tests.integrations.hf_worker import connected, method_of, values
 from tests.toy import adamw, batch, small_model
 
 pytest.importorskip("lightning")
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("integrations")
 STEPS, PATIENCE = 12, 120
 VALIDATION = 100  # stands for a worker: its batches are those to validate on
 

@@ -14,7 +14,7 @@ import pytest
 from bench.netns import Network
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("integrations")
 ROOT = Path(__file__).parents[2]
 FIRST, LAST = 31, 51  # rounds are after step 30 and, but for the end, 60
 

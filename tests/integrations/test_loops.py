@@ -14,7 +14,7 @@ from tests.cluster import Cluster, free_port
 from tests.integrations.hf_worker import connected, method_of, values
 from tests.toy import adamw, batch, small_model
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("integrations")
 STEPS, PATIENCE = 8, 90
 
 

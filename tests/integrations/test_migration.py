@@ -16,7 +16,7 @@ from tests.integrations.environment import environment, forget_accelerate
 from tests.integrations.hf_worker import values
 from tests.toy import batch, small_model
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("integrations")
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 STEPS, PATIENCE = 12, 60
 

@@ -132,7 +132,7 @@ def check_doctest(page: str, block: Block, names: dict[str, Any]) -> None:
     assert runner.failures == 0, "".join(said)
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("project")
 @pytest.mark.parametrize("page", pages_with("console"))
 def test_console_blocks(page: str, tmp_path: Path) -> None:
     """All commands of a page run side by side: those of two machines must meet."""

@@ -14,7 +14,7 @@ from tests.train.conftest import Process, arguments_of, ended, metrics, write_te
 from tests.train.test_run import same_run, steps_done, until
 from thinwire.train import checkpoint
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("train")
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_half_and_resume_is_the_whole(tmp_path: Path, thinwire, tiny: list[str],
     same_run(tmp_path / "whole", tmp_path / "half")
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("train")
 def test_processes_are_the_same_run_as_one_process_and_resume_as_it(tmp_path: Path, thinwire, tiny: list[str]) -> None:
     common = ("train", *tiny, "--workers", 2, "--steps", 12)
     thinwire(*common, "--out", tmp_path / "one")
@@ -237,7 +237,7 @@ def test_without_the_report_library_training_runs_and_says_so(tmp_path: Path, th
     assert "no report.html: plotly" in result.stderr and (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("train")
 @pytest.mark.parametrize("inside", ["fsdp", "ddp"])
 def test_under_torchrun_each_node_is_a_worker(tmp_path: Path, thinwire, tiny: list[str], inside: str) -> None:
     """Two nodes of two processes; stopped, resumed, and held against both workers in one process."""
