@@ -37,7 +37,7 @@ class Cluster:
             self.pipes.append(here)
             self.processes.append(process)
 
-    def run(self, function: Callable[..., Any], world: int, *args: Any, timeout: float = 60, join: bool = True) -> list:
+    def run(self, function: Callable[..., Any], world: int, *args: Any, timeout: float = 20, join: bool = True) -> list:
         """The results in rank order; an exception of a worker comes back as itself, raised here."""
         port = free_port() if join else None
         for pipe in self.pipes[:world]:
@@ -49,7 +49,7 @@ class Cluster:
         return answers
 
     def _answer(self, pipe: Any, timeout: float) -> Any:
-        if not pipe.poll(timeout + 10):
+        if not pipe.poll(timeout + 40):
             self.close()
             self._start()  # the next test starts afresh
             raise TimeoutError("a worker did not answer")

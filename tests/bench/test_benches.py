@@ -45,6 +45,7 @@ def test_the_toy_of_desloc(tmp_path: Path) -> None:
     assert methods["DES-LOC"]["bytes_sent"] < methods["Local Adam"]["bytes_sent"]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("bench")
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
 def test_memory_at_the_peak(tmp_path: Path) -> None:
@@ -53,6 +54,7 @@ def test_memory_at_the_peak(tmp_path: Path) -> None:
     assert found["measured"] > 0 and found["predicted"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("bench")
 def test_overlap_on_a_shaped_line(tmp_path: Path) -> None:
     if os.geteuid() != 0:

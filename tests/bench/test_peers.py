@@ -29,6 +29,7 @@ def run(bench: str, out: Path, *options: str) -> Any:
     return record["results"]
 
 
+@pytest.mark.slow
 def test_a_peer_on_a_line(tmp_path: Path) -> None:
     """Both send what a round of two workers takes, a copy of the model each, and somewhat more."""
     pytest.importorskip("torchft")

@@ -101,6 +101,7 @@ def test_whole_novels_are_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 5700 * 0.2 < len(held) < 5700 + 20
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("bench")
 def test_the_driver_waits_for_the_rate_and_resumes(tmp_path: Path, folder: Path) -> None:
     runs = [

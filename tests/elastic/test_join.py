@@ -88,6 +88,7 @@ def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator
     assert "--connect" not in said
 
 
+@pytest.mark.slow
 def test_a_worker_without_its_disk_is_healed_and_settings_must_agree(coordinator: Coordinator, tmp_path: Path) -> None:
     slow = ["--set", "train.checkpoint_every=0", "--set", "train.batch=48"]  # long enough for the others to come
     first = join(coordinator, tmp_path / "a", *slow, steps=1500)
