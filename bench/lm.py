@@ -22,22 +22,26 @@ WARM_UP = 100
 
 
 class Corpus:
-    """Tokens on the device; a batch is a function of its step and the seed."""
+    """Tokens on the device; a batch is a function of its step and the seed. `second` is another corpus to test on."""
 
     def __init__(self, folder: Path, device: str, context: int) -> None:
         self.vocabulary = json.loads((folder / "facts.json").read_text())["vocabulary"]
-        read = [np.fromfile(folder / f"{part}.bin", dtype=np.uint16).astype(np.int32) for part in ("train", "held")]
-        self.train, self.held = (torch.from_numpy(tokens).to(device) for tokens in read)
         self.device, self.context = device, context
+        self.train, self.held = self._read(folder / "train.bin"), self._read(folder / "held.bin")
+        self.second = self._read(folder / "second.bin") if (folder / "second.bin").exists() else None
+
+    def _read(self, path: Path) -> Tensor:
+        return torch.from_numpy(np.fromfile(path, dtype=np.uint16).astype(np.int32)).to(self.device)
 
     def batch(self, step: int, rows: int, seed: int) -> Tensor:  # (rows, context + 1)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         starts = torch.randint(len(self.train) - self.context - 1, (rows,), generator=generator)
         return self._windows(self.train, starts)
 
-    def held_batches(self, rows: int, count: int) -> list[Tensor]:
-        starts = torch.linspace(0, len(self.held) - self.context - 2, rows * count).long()
-        return [self._windows(self.held, part) for part in starts.split(rows)]
+    def batches(self, tokens: Tensor, rows: int, count: int) -> list[Tensor]:
+        """The same `rows * count` windows each time, spread over all of `tokens`."""
+        starts = torch.linspace(0, len(tokens) - self.context - 2, rows * count).long()
+        return [self._windows(tokens, part) for part in starts.split(rows)]
 
     def _windows(self, tokens: Tensor, starts: Tensor) -> Tensor:
         return tokens[starts.to(self.device)[:, None] + torch.arange(self.context + 1, device=self.device)].long()

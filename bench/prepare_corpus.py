@@ -2,6 +2,7 @@
 
 python bench/prepare_corpus.py eltec-eng.txt.xz --out data/novels --vocabulary 4096
 python bench/prepare_corpus.py eltec-eng.txt.xz --out data/bytes --vocabulary 256 --share 0.1    # for a CPU
+python bench/prepare_corpus.py eltec-eng.txt.xz --out data/novels --second wikitext-2/test.txt     # another test set
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--second", type=Path, help="a text that is only tested on, in the same tokens")
     parser.add_argument("--share", type=float, default=1.0, help="of the file, from its end")
     args = parser.parse_args()
     text = read(args.text, args.share)
     edge = text.index(SEPARATOR, int(len(text) * (1 - HELD_OUT / args.share)))
     tokenizer = train_tokenizer(text[:edge], args.vocabulary)
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, part in (("train", text[:edge]), ("held", text[edge:])):
+    parts = {"train": text[:edge], "held": text[edge:]}
+    if args.second:
+        parts["second"] = read(args.second, 1.0)
+    for name, part in parts.items():
         tokens = encode(tokenizer, part)
         tokens.tofile(args.out / f"{name}.bin")
         print(name, len(tokens), "tokens,", len(part.encode()), "bytes")

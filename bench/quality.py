@@ -132,7 +132,6 @@ class Trial:
             self._double()
         return losses
 
-    @torch.no_grad()
     def _double(self) -> None:
         """All take the mean of the parameters; newcomers take the optimizer state of the mean, or of one worker."""
         self.fleet.finish()
@@ -145,6 +144,7 @@ class Trial:
                 optimizer.load_state_dict(self._states(i, workers))
         self._form(self.run.method)
 
+    @torch.no_grad()
     def _states(self, which: int, workers: int) -> dict[str, Any]:
         states = [inner[which].state_dict() for inner in self.optimizers[:workers]]
         if self.run.newcomers == "first":
@@ -172,7 +172,8 @@ class Trial:
 
 def train(run: Run, corpus: Corpus, compiled: bool, held_batches: int) -> dict[str, Any]:
     began = time.monotonic()
-    trial, held, curve = Trial(run, corpus, compiled), corpus.held_batches(16, held_batches), []
+    trial, held, curve = Trial(run, corpus, compiled), corpus.batches(corpus.held, 16, held_batches), []
+    second = corpus.batches(corpus.second, 16, held_batches) if corpus.second is not None else []
     ready = time.monotonic()
     for number in range(run.steps):
         losses = trial.step(number)
@@ -184,7 +185,7 @@ def train(run: Run, corpus: Corpus, compiled: bool, held_batches: int) -> dict[s
     fleet.finish()
     return {
         **asdict(run), "held": curve[-1]["held"], "held_of_the_mean": of_mean, "finished": trial.held(held),
-        "curve": curve, "bytes_sent": sent, "wire_received": wire, "stats": fleet.stats(),
+        "second_test": trial.held(second) if second else None, "curve": curve, "bytes_sent": sent, "wire_received": wire, "stats": fleet.stats(),
         "events": fleet.events.counts, "compiled": compiled,
         "parameters": sum(p.numel() for p in trial.models[0].parameters()),
         "device": torch.cuda.get_device_name() if corpus.device == "cuda" else "cpu", "torch": torch.__version__,
