@@ -39,6 +39,7 @@ def main() -> None:
         "relay_diloco(32, by_layer(model, 4))": tw.relay_diloco(32, fragments),
         "decoupled_momentum(128)": tw.decoupled_momentum(128),
         "sparseloco(32)": tw.sparseloco(32),
+        "two_bit_averaging(64)": tw.two_bit_averaging(64),
         "demo()": tw.demo(),
     }
     base = tw.cost(methods["ddp()"], model, 4).bytes_per_step

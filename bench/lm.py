@@ -166,7 +166,11 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def optimizers_of(name: str, model: Llama, lr: float) -> list[Optimizer]:
-    """Weight decay .1 on matrices; with Muon the embedding and the norms stay with AdamW at the same rate."""
+    """Weight decay .1 on matrices; with Muon the embedding and the norms stay with AdamW at the same rate.
+
+    So they do with "adopt+adamw": ADOPT divides by the squared gradient of the first step, which is zero in the rows of
+    tokens that the first batch lacks, and these rows then take steps a hundred times too long.
+    """
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     embeddings = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" in n]
     others = [p for p in model.parameters() if p.ndim < 2]
@@ -175,12 +179,16 @@ def optimizers_of(name: str, model: Llama, lr: float) -> list[Optimizer]:
         return [tw.ADOPT(model.parameters(), lr=lr)]
     if name == "sgd":
         return [torch.optim.SGD(model.parameters(), lr=lr)]
-    matrices = embeddings if name == "muon" else embeddings + inner
+    matrices = embeddings + inner if name == "adamw" else embeddings
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     adam = AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=fused)
-    if name not in ("adamw", "muon"):
-        raise ValueError(f"optimizer must be adamw, muon, adopt or sgd, not {name!r}")
-    return [StackedMuon(inner, lr, weight_decay=0.1), adam] if name == "muon" else [adam]
+    if name == "adamw":
+        return [adam]
+    if name == "adopt+adamw":
+        return [tw.ADOPT(inner, lr=lr, weight_decay=0.1), adam]
+    if name == "muon":
+        return [StackedMuon(inner, lr, weight_decay=0.1), adam]
+    raise ValueError(f"optimizer must be adamw, muon, adopt, adopt+adamw or sgd, not {name!r}")
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:

@@ -26,6 +26,7 @@ from .methods import (
     reset_states,
     sparseloco,
     streaming_diloco,
+    two_bit_averaging,
 )
 from .methods.common import table
 from .optim import ADOPT, Muon
@@ -126,4 +127,5 @@ __all__ = [
     "sparseloco",
     "streaming_diloco",
     "table",
+    "two_bit_averaging",
 ]

@@ -54,7 +54,7 @@ def dct(merge: str = "senders", values: Any = None) -> ref.DCT:
     return ref.DCT(4, 4, values or (lambda v: v), merge)
 
 
-E3M0, INT8 = ref.Dense(ref.e3m0_block), ref.Dense(ref.int8_block)
+E3M0, INT8, TWO_BIT = ref.Dense(ref.e3m0_block), ref.Dense(ref.int8_block), ref.Dense(ref.two_bit)
 EXACT = tw.Float32()
 LOSSLESS, COARSE = 1e-5, 2e-5
 
@@ -260,6 +260,12 @@ CASES: dict[str, tuple[Callable[[], tw.Method], Callable[[], Any], Inner, float]
         lambda: tw.sparseloco(4, chunk=4096, topk=300, decay=0.9, outer_lr=0.8),
         lambda: ref.Outer(ref.Nesterov(0.8, 0.0), 0.0, ref.TopK(300, 4096, ref.two_bit), 0.9, every=4),
         SGD,
+        COARSE,
+    ),
+    "two-bit averaging": (
+        lambda: tw.two_bit_averaging(4),
+        lambda: ref.Outer(ref.Nesterov(1.0, 0.0), 0.0, TWO_BIT, 1.0, every=4),
+        ADAMW,
         COARSE,
     ),
     "top-k on the parameters of desloc": (

@@ -7,6 +7,7 @@ from .eager import carry_diloco, delayed_diloco, eager_diloco
 from .local_sgd import local_sgd
 from .relay import relay_diloco
 from .sparse import decoupled_momentum, demo, sparseloco
+from .two_bit import two_bit_averaging
 
 __all__ = [
     "carry_diloco",
@@ -24,4 +25,5 @@ __all__ = [
     "reset_states",
     "sparseloco",
     "streaming_diloco",
+    "two_bit_averaging",
 ]
