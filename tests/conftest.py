@@ -21,9 +21,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skipped)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Four processes that stay alive for the whole session."""
+    """Four processes that stay alive for a file of tests."""
     cluster = Cluster(4)
     yield cluster
     cluster.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -15,12 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.cluster import FORKS
+
 ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]
-
-
-_FORKS = multiprocessing.get_context("forkserver")  # torch is imported once, not by each worker
-_FORKS.set_forkserver_preload(["tests.elastic.member"])
 
 
 def _enter(words: list[str], said: str, errors: str, namespace: str | None) -> None:
@@ -46,7 +43,7 @@ class Member:
         self.name, self.lines, self._read_to = name, list[Line](), 0
         self._said, self._errors = folder / "said", folder / "errors"
         words = [coordinator, method, str(steps), "--name", name, *more]
-        self.process = _FORKS.Process(
+        self.process = FORKS.Process(
             target=_enter, args=(words, str(self._said), str(self._errors), namespace), daemon=True
         )
         self.process.start()
