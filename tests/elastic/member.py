@@ -28,11 +28,11 @@ from thinwire.elastic.healing import Healing
 METHODS = {
     "diloco": lambda: tw.diloco(every=4),
     "desloc": lambda: tw.desloc(every=4),
-    "eager": lambda: tw.eager_diloco(every=4),
+    "eager": lambda: tw.eager_diloco(every=4, outer_momentum=0.5),
     "streaming": lambda: tw.streaming_diloco(every=4, fragments=[["0.*"], ["2.*"]], codec=tw.E3M0()),
     "consensus": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=4, variant="consensus"),
-    "mean": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=4, variant="mean"),
-    "paper": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=4, variant="paper"),
+    "mean": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=32, decay=0.3, variant="mean"),
+    "paper": lambda: tw.decoupled_momentum(every=4, chunk=8, topk=32, decay=0.3, variant="paper"),  # .9 diverges here
     "sparseloco": lambda: tw.sparseloco(every=4, chunk=64, topk=8),
     "ddp": lambda: tw.ddp(),
 }
@@ -100,6 +100,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop-at", default="")
     parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--secret")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
@@ -113,11 +114,7 @@ def main(words: list[str] | None = None) -> None:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    torch.manual_seed(arguments.seed)  # workers need not start equal
-    width = arguments.width
-    model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
-    inner = torch.optim.SGD if arguments.method == "demo" else torch.optim.AdamW
-    optimizer = inner(model.parameters(), lr=1e-2)
+    model, optimizer = model_of(arguments.seed, arguments.width)  # workers need not start equal
     transport = tw.Elastic(arguments.coordinator, name=arguments.name, min_workers=arguments.together,
                            secret_file=arguments.secret)  # fmt: skip
     transport.settings = {"steps": arguments.steps}
@@ -127,7 +124,9 @@ def train(arguments: argparse.Namespace) -> None:
     tell(kind="begun", id=transport.id, step=fleet.steps, workers=fleet.workers, slot=transport.slot)
     noted = 0
     while fleet.steps < arguments.steps:
-        loss = one_step(model, optimizer, fleet.steps, transport.slot)
+        loss = backward(model, fleet.steps, transport.slot, arguments.batch)
+        optimizer.step()
+        optimizer.zero_grad()
         time.sleep(arguments.seconds)
         fresh = list(fleet.events)[noted:]
         noted = len(fleet.events)
@@ -135,9 +134,10 @@ def train(arguments: argparse.Namespace) -> None:
             kind="step",
             step=fleet.steps,
             loss=loss,
+            held=held_loss(model, arguments.batch),
             params=digest(list(model.parameters())),
-            outer=digest([v for row in fleet.rows for v in row.lanes[0].state.values() if v is not None]),
-            some=[float(value) for value in next(model.parameters()).detach().flatten()[:16]],
+            outer=digest(outer_state(fleet)),
+            some=some(model),
             **{name: digest(moments(model, optimizer, name)) for name in ("exp_avg", "exp_avg_sq")},
             workers=fleet.workers,
             committed=transport.committed,
@@ -151,14 +151,39 @@ def train(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, slot: int) -> float:
-    generator = torch.Generator().manual_seed(1000 * slot + step)
-    inputs = torch.randn(32, 8, generator=generator)
-    loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
-    optimizer.zero_grad()
+def model_of(seed: int, width: int = 16) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def outer_state(fleet: tw.Fleet) -> list[torch.Tensor]:
+    """What the method keeps of the fleet; a residual is a worker's own."""
+    kept = [(name, value) for row in fleet.rows for name, value in row.lanes[0].state.items()]
+    return [value for name, value in kept if value is not None and name != "residual"]
+
+
+def some(model: nn.Module) -> list[float]:
+    return [float(value) for value in next(model.parameters()).detach().flatten()[:16]]
+
+
+def loss_of(model: nn.Module, count: int, seed: int) -> torch.Tensor:
+    """What can be learnt, and as much noise that cannot."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 8, generator=generator)
+    noise = 0.5 * torch.randn(count, 1, generator=generator)
+    return (model(inputs) - inputs[:, :4].sum(1, keepdim=True).tanh() - noise).square().mean()
+
+
+def backward(model: nn.Module, step: int, slot: int, batch: int) -> float:
+    loss = loss_of(model, batch, 1000 * slot + step)
     loss.backward()
-    optimizer.step()
-    return float(loss)
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def held_loss(model: nn.Module, batch: int) -> float:
+    return float(loss_of(model, 4 * batch, 999_999))
 
 
 if __name__ == "__main__":

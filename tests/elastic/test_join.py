@@ -86,6 +86,8 @@ def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator
     assert rows[-1]["step"] == 400 and all(x["step"] < y["step"] for x, y in zip(rows, rows[1:], strict=False))
     assert {"committed", "lost", "alone"} <= set(rows[-1])
     assert "--connect" not in said
+    late = ended(join(coordinator, tmp_path / "late", *every, steps=400))
+    assert "is finished" in late and "joined" not in late and records(tmp_path / "late") == []
 
 
 @pytest.mark.slow

@@ -10,6 +10,6 @@ if find_spec("torchft") is None:
 os.environ.setdefault("RUST_LOG", "error")  # torchft tells of every quorum and vote; read when it is loaded
 logging.getLogger("torchft.manager").setLevel(logging.CRITICAL)  # what goes wrong there becomes an event of the fleet
 
-from .transport import Elastic  # noqa: E402
+from .transport import Elastic, RunFinished  # noqa: E402
 
-__all__ = ["Elastic"]
+__all__ = ["Elastic", "RunFinished"]

@@ -120,15 +120,16 @@ class Coordinator:
     def _take(self, path: str, message: dict[str, Any]) -> dict[str, Any]:
         if path == "/report":
             self._roster.hear(message)
-            deadline = self._facts["round_deadline"]
-            return {"workers": self._roster.ages(), "settings": self._roster.settings, "round_deadline": deadline}
+            said = {"workers": self._roster.ages(), "round_deadline": self._facts["round_deadline"]}
+            return said | {"settings": self._roster.settings, "finished": self._roster.finished}
         if path == "/settings":
-            return {"settings": self._roster.agree(str(message["worker"]), dict(message["settings"]))}
+            held = self._roster.agree(str(message["worker"]), dict(message["settings"]))
+            return {"settings": held, "finished": self._roster.finished}
         raise Answered(404, f"there is no POST {path[:TEXT]} here")
 
     def status(self) -> dict[str, Any]:
         """What the page shows."""
-        about = self._facts | {"up": round(time.monotonic() - self._started, 1)}
+        about = self._facts | {"up": round(time.monotonic() - self._started, 1), "finished": self._roster.finished}
         return {"coordinator": about, "workers": self._roster.status(), "settings": self._roster.settings}
 
 

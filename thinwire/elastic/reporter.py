@@ -50,6 +50,7 @@ class Reporter:
         self._waits: dict[str, tuple[int, float]] = {}  # at which step each waits, and since when
         self.known_word = ""  # of the coordinator that answered last
         self.round_deadline: float | None = None  # seconds, if the coordinator has set one
+        self.finished = False  # somebody has taken the last step of this run
         self._answered, self._lost = float("-inf"), False
         self.disagreement: str | None = None
         self._line = self._first_contact()
@@ -61,6 +62,17 @@ class Reporter:
         new = checked(facts)
         with self._lock:
             self._facts = self._facts | new
+
+    def tell(self, **facts: Any) -> None:
+        """Report this at once; a coordinator that is away does not hear it."""
+        self.say(**facts)
+        line = Line(self._host, self._port + 1, self._secret)
+        try:
+            self._report(line)
+        except FAILURES as error:
+            self._note(error)
+        finally:
+            line.close()
 
     def agree(self, settings: dict[str, Any]) -> None:
         """Have the same settings as the fleet, or set them as its first worker; else `ValueError` with what differs."""
@@ -136,7 +148,7 @@ class Reporter:
         with self._lock:
             self._ages, self._answered, self._lost = ages, time.monotonic(), False
             self._peers, self.known_word = dict(answer["workers"]), line._epoch
-            self.round_deadline = answer.get("round_deadline")
+            self.round_deadline, self.finished = answer.get("round_deadline"), bool(answer.get("finished"))
             self._waits = {w: self._wait_of(w, said.get("waiting", -1)) for w, said in self._peers.items()}
         if self._settings is not None and answer["settings"] != self._settings:
             self._tell_again(line)
@@ -157,9 +169,10 @@ class Reporter:
         deadline = time.monotonic() + AGREEING
         try:
             while time.monotonic() < deadline:
-                held = line.post("/settings", {"worker": self._facts["worker"], "settings": own})["settings"]
-                if held is not None:
-                    return dict(held)
+                answer = line.post("/settings", {"worker": self._facts["worker"], "settings": own})
+                if answer["settings"] is not None:
+                    self.finished = bool(answer.get("finished"))
+                    return dict(answer["settings"])
                 time.sleep(EVERY / 4)
         except FAILURES as error:
             raise ValueError(why(self._host, self._port, self._port + 1, error)) from error

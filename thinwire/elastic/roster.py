@@ -30,6 +30,7 @@ FACTS: dict[str, tuple[type, ...]] = {
     "settings_hash": (str, type(None)),
     "quorum": (int,),  # the number of the quorum it works in; negative once that is broken
     "waiting": (int,),  # the step at whose rounds it waits for the others; -1 while it trains
+    "finished": (bool,),  # it has taken the run's last step, and left
 }
 
 
@@ -94,6 +95,7 @@ class Roster:
     def __init__(self, patience: float) -> None:
         self.patience = patience
         self.settings: dict[str, Any] | None = None
+        self.finished = False  # somebody took the last step of the run with these settings
         self._stored = 0.0
         self._reports: dict[str, Report] = {}
         self._lock = threading.Lock()
@@ -103,6 +105,7 @@ class Roster:
         with self._lock:
             self._reports.pop(worker, None)  # to the end: they are kept in the order of their last reports
             self._reports[worker] = Report(facts, time.monotonic())
+            self.finished |= bool(facts.get("finished")) and facts.get("settings_hash") == self._hash()
             self._forget()
 
     def _forget(self) -> None:
@@ -127,22 +130,26 @@ class Roster:
                 if self._trained(lambda held: held != asked) >= step:
                     return None
                 self._store(settings)
-            elif settings_hash(self.settings) == asked or self._holders() < step:
+            elif self._hash() == asked or self._holders() < step:
                 self._store(settings)
             return self.settings
 
+    def _hash(self) -> str:
+        return settings_hash(self.settings or {})
+
     def _store(self, settings: dict[str, Any]) -> None:
+        self.finished &= settings == self.settings  # others are another run
         self.settings, self._stored = settings, time.monotonic()
 
     def _holders(self) -> int:
         """How far those with the settings that hold have come; who has just told them counts before its next report."""
-        own = settings_hash(self.settings or {})
-        fresh = time.monotonic() - self._stored < self.patience
+        own = self._hash()
+        fresh = not self.finished and time.monotonic() - self._stored < self.patience
         return max(self._trained(lambda held: held == own), 0 if fresh else -1)
 
     def _trained(self, wanted: Callable[[str], bool]) -> int:
-        """The highest step among live workers with such settings; -1 when there is none."""
-        live = (report for report in self._reports.values() if self._live(report))
+        """The highest step among live workers with such settings who still train; -1 when there is none."""
+        live = (r for r in self._reports.values() if self._live(r) and not r.facts.get("finished"))
         held = ((report.facts.get("settings_hash"), report.step) for report in live)
         return max((step for hash_, step in held if hash_ and wanted(hash_)), default=-1)
 

@@ -35,7 +35,12 @@ PATIENCE = timedelta(hours=1)  # for a quorum: the others may be far from their 
 RETRIES = 10_000  # a coordinator that died may be back hours later; without retries torchft gives no answer at all
 RETURN = 10.0  # seconds for the others to find a coordinator that has come back
 HEALING = timedelta(minutes=10)
+FINISHED = "finished"  # what a worker says when it leaves after the run's last step
 VOTES = 1024  # more than the rounds of one step: a position is step * VOTES + the votes of that step
+
+
+class RunFinished(Exception):
+    """Others have taken the last step of this run: nothing is left for one who comes now."""
 
 
 class Elastic(Transport):
@@ -101,7 +106,7 @@ class Elastic(Transport):
         if hosted != 1:
             raise ValueError(f"an elastic worker hosts one replica, not {hosted}: start one process for each")
         if dist.is_initialized() and dist.get_world_size() > 1:
-            raise ValueError("an elastic worker is one process: join several with tw.Group.connect instead")
+            raise ValueError("an elastic worker is one process: join workers of several with tw.Group.connect")
         self._header_length = header_length
         host, _ = addresses.split(self.coordinator)
         self.address = self.address or own_address(host)
@@ -110,8 +115,18 @@ class Elastic(Transport):
         self.reporter = Reporter(self.coordinator, self.id, self.secret)
         self._opened.append(self.reporter.close)
         self.reporter.agree(self.settings | {"method": self.newcomers.facts()["method"]})
+        self._refuse_a_finished_run()
         self._manager = self._make_manager()
         self._opened.append(lambda: self._manager.shutdown(wait=False))
+
+    def _refuse_a_finished_run(self) -> None:
+        """Who comes after the last step would train all of it again, alone."""
+        if self.reporter.finished:
+            self.leave("too late")
+            raise RunFinished(
+                f"the run at {self.coordinator} is finished and its model is with those who took part: "
+                "for another run start the coordinator anew, or change a setting"
+            )
 
     def _make_manager(self) -> Manager:
         assert self.address is not None
@@ -158,6 +173,8 @@ class Elastic(Transport):
         while not self._complete(before, time.monotonic() < patience):
             self._ask()
             self._hear()
+        if not self._begun and self.epoch is not None and self.epoch.alone:
+            self._refuse_a_finished_run()  # the others ended while this one joined
         self._begun, self._behind = True, None
         self._renewed_at = self._renewed_at if self._healed else step
         self.reporter.say(waiting=-1)
@@ -380,7 +397,9 @@ class Elastic(Transport):
         return self._among(lambda transport: transport.add(buffers))
 
     def leave(self, why: str) -> None:
-        """Stop taking part; the others go on without this worker."""
+        """Stop taking part; the others go on without this worker. After `leave("finished")` latecomers are told so."""
+        if why == FINISHED and self._opened:
+            self.reporter.tell(finished=True)
         self._closed = True
         self._at_round.set()
         for close in reversed(self._opened):

@@ -53,8 +53,12 @@ def as_site(config: Config, order: Order, address: str, worker: int) -> None:
 def as_elastic(config: Config, order: Order, join: Join) -> None:
     """One worker of a fleet whose workers come and go."""
     place = places.elastic(config, join)
+    from thinwire.elastic import RunFinished
+
     try:
         run(config, place, order)
+    except RunFinished as error:
+        print(f"thinwire: {error}")
     finally:
         place.transport.leave("ended")
 

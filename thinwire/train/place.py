@@ -151,6 +151,11 @@ def elastic(config: Config, join: Join) -> Place:
         from thinwire.elastic import Elastic
     except ModuleNotFoundError as error:
         raise UserError(f"--join: {error}") from error
+    if config.train.inside != "none":
+        raise UserError(
+            f"--join: an elastic worker is one process, so train.inside = {config.train.inside!r} cannot be: "
+            "leave it at 'none', or join workers of several processes with --connect, --worker and --workers"
+        )
     with as_user_error():
         transport = Elastic(
             join.coordinator,
