@@ -19,8 +19,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -33,7 +35,6 @@ from thinwire.plan import failures as plan
 from thinwire.plan.failures import goodput
 
 WORKERS, EVERY, CONTEXT, BATCH = 4, 10, 8, 32
-EXCHANGE = 0.1  # seconds of a round in these namespaces: quorum, exchange and vote
 METHODS = {
     "diloco": lambda: tw.diloco(EVERY, outer_momentum=0.6),
     "desloc": lambda: tw.desloc(EVERY),
@@ -163,37 +164,39 @@ class Fleet:
 
     def fault(self, dice: random.Random) -> None:
         kind, place = dice.choice(["kill", "kill", "stop", "cut", "coordinator"]), dice.randrange(WORKERS)
-        seconds = dice.uniform(5, 30)
-        self.faults.append({"kind": kind, "place": place, "seconds": seconds, "at": time.time()})
-        print(f"{time.strftime('%H:%M:%S')}  {kind} {place} {seconds:.0f} s", file=sys.stderr, flush=True)
-        threading.Thread(target=HARM[kind], args=(self, place, seconds), daemon=True).start()
+        fault = {"kind": kind, "place": place, "seconds": dice.uniform(5, 30), "at": time.time()}
+        self.faults.append(fault)
+        print(f"{time.strftime('%H:%M:%S')}  {kind} {place} {fault['seconds']:.0f} s", file=sys.stderr, flush=True)
+        threading.Thread(target=HARM[kind], args=(self, fault), daemon=True).start()
 
-    def kill(self, place: int, seconds: float) -> None:
+    def kill(self, fault: dict[str, Any]) -> None:
+        place = fault["place"]
         self.live[place].process.kill()
         self.live[place].process.wait()
         time.sleep(3)
         self.live[place] = self.start(place)
 
-    def stop(self, place: int, seconds: float) -> None:
-        process = self.live[place].process
+    def stop(self, fault: dict[str, Any]) -> None:
+        process = self.live[fault["place"]].process
         process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
+        time.sleep(fault["seconds"])
         process.send_signal(signal.SIGCONT)
 
-    def cut(self, place: int, seconds: float) -> None:
-        self._link(place, "down")
-        time.sleep(seconds)
-        self._link(place, "up")
+    def cut(self, fault: dict[str, Any]) -> None:
+        self._link(fault["place"], "down")
+        time.sleep(fault["seconds"])
+        self._link(fault["place"], "up")
 
     def _link(self, place: int, way: str) -> None:
         hub = self.network.namespace("hub")
         subprocess.run(["ip", "-n", hub, "link", "set", f"port{place}", way], check=True)
 
-    def end_coordinator(self, place: int, seconds: float) -> None:
+    def end_coordinator(self, fault: dict[str, Any]) -> None:
         self.coordinator.kill()
         self.coordinator.wait()
         time.sleep(2)
         self.start_coordinator()
+        fault["seconds"] = time.time() - fault["at"]  # that it was away
 
     def end(self) -> None:
         for life in self.lives:
@@ -284,26 +287,57 @@ def compare(disturbed: list[tuple[int, float]], calm: list[tuple[int, float]]) -
     return rows
 
 
+def returns(place: int, lives: list[Life]) -> Iterator[tuple[float, str]]:
+    """When a worker began, was healed, or had a round count."""
+    for life in (life for life in lives if life.place == place):
+        committed = 0
+        for line in life.lines:
+            if line["kind"] == "begun" or line["healed"]:
+                yield line["at"], "anew"
+            elif line["committed"] > committed:
+                yield line["at"], "on"
+            committed = line.get("committed", 0)
+
+
 def recovery_of(fault: dict[str, Any], lives: list[Life]) -> float:
-    """Seconds until the worker was back: of a killed one, until its successor had begun."""
-    if fault["kind"] != "kill":
-        return float(fault["seconds"])
-    begun = [line["at"] for life in lives if life.place == fault["place"] for line in life.lines[:1]]
-    return min((at - fault["at"] for at in begun if at > fault["at"]), default=60.0)
+    """Seconds until the worker began a phase again: its successor's first, one after it was healed, or the next."""
+    awake = fault["at"] + (0 if fault["kind"] == "kill" else fault["seconds"])
+    for at, how in sorted(returns(fault["place"], lives)):
+        if at > fault["at"] and how == "anew":
+            return float(at - fault["at"])
+        if at > awake and fault["kind"] != "kill":
+            return float(fault["seconds"])
+    return max(line["at"] for life in lives for line in life.lines) - float(fault["at"])  # never
+
+
+def exchange_of(lives: list[Life], pace: float) -> float:
+    """Seconds that a round takes beyond its steps when nothing goes wrong: the median."""
+    gaps = []
+    for place in range(WORKERS):
+        times = sorted(returns(place, lives))
+        gaps += [later - at for (at, _), (later, how) in zip(times, times[1:], strict=False) if how == "on"]
+    return max(0.0, median(gaps) - EVERY * pace)
 
 
 def goodputs(options: argparse.Namespace, lives: list[Life], faults: list[dict[str, Any]], committed: int) -> Any:
-    """Committed worker-steps over those of a fleet without faults, as measured and as planned for this rate of faults.
+    """Committed worker-steps over those of a fleet without faults: as measured, and as planned for these faults.
 
-    The planner knows nothing of a coordinator that dies: its rounds wait until it is back.
+    The planner is told how often something happened and how long whoever was harmed was away, nothing of the others.
     """
     times = [line["at"] for life in lives for line in life.lines]
-    seconds, harmed = max(times) - min(times), [fault for fault in faults if fault["kind"] != "coordinator"]
-    mtbf = WORKERS * seconds / len(harmed)
-    recovery = sum(recovery_of(fault, lives) for fault in harmed) / len(harmed)
-    planned = goodput("quorum", plan.Fleet(WORKERS, EVERY * options.pace, EXCHANGE, EVERY), plan.Faults(mtbf, recovery))
-    measured = committed * options.pace / (WORKERS * seconds)
-    return {"measured": measured, "planned": planned, "ratio": planned / measured, "mtbf": mtbf, "recovery": recovery}
+    seconds, absences = max(times) - min(times), [f["seconds"] for f in faults if f["kind"] == "coordinator"]
+    recoveries = {k: [recovery_of(f, lives) for f in faults if f["kind"] == k] for k in ("kill", "stop", "cut")}
+    harmed = [recovery for kind in recoveries.values() for recovery in kind]
+    told = plan.Faults(
+        mtbf=WORKERS * seconds / max(1, len(harmed)) - mean(harmed or [0]),  # between a return and the next death
+        recovery=mean(harmed or [0]),
+        coordinator_mtbf=seconds / max(1, len(absences)) - mean(absences or [0]),
+        absence=mean(absences or [0]),
+    )
+    fleet = plan.Fleet(WORKERS, EVERY * options.pace, exchange_of(lives, options.pace), EVERY)
+    planned, measured = goodput("quorum", fleet, told, rounds=5000), committed * options.pace / (WORKERS * seconds)
+    found = {"measured": measured, "planned": planned, "ratio": planned / measured, "exchange": fleet.exchange}
+    return found | {"told": asdict(told), "mean_recovery": {k: mean(r) for k, r in recoveries.items() if r}}
 
 
 def main() -> None:
@@ -351,7 +385,7 @@ def report(options: argparse.Namespace, lives: list[Life], faults: list[dict[str
         "loss_over_calm": {"worst": max(settled), "last": settled[-1]},
         "machine": platform.machine(),
         "torch": torch.__version__,
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python", *sys.argv]),
         "curve": rows,
     }
 

@@ -34,6 +34,18 @@ def test_one_worker_that_dies_meets_the_renewal_formula():
     assert got["eager"] == pytest.approx(late, rel=0.05)
 
 
+def test_rounds_wait_for_a_coordinator_that_is_away():
+    """All stop where their phase ends: half a phase of each absence of R seconds, one in T + R, is not lost."""
+    phase, mtbf, absence = 10.0, 600.0, 60.0
+    faults = Faults(coordinator_mtbf=mtbf, absence=absence)
+    fleet = Fleet(4, phase, 0.0, every=10**8)
+    expected = 1 - (absence - phase / 2) / (mtbf + absence)
+    assert goodput("quorum", fleet, faults, rounds=8000) == pytest.approx(expected, abs=0.015)
+    hidden = 1 - (absence - phase * 3 / 2) / (mtbf + absence)  # an eager worker goes on for a phase more
+    assert goodput("eager", fleet, faults, rounds=8000) == pytest.approx(hidden, abs=0.015)
+    assert goodput("synchronous", fleet, faults) == pytest.approx(1, abs=1e-3)  # it has none
+
+
 def test_slow_workers_hold_up_all_but_a_quorum():
     fleet = Fleet(1000, phase=36, exchange=0, every=30, slow=0.05, slowdown=2)
     assert goodput("synchronous", fleet, CALM) == pytest.approx(0.5, abs=0.02)

@@ -46,11 +46,16 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Faults:
-    """Each worker dies once in `mtbf` seconds on average; a death is noticed after `heartbeat` seconds."""
+    """Each worker dies once in `mtbf` seconds on average; a death is noticed after `heartbeat` seconds.
+
+    So does the coordinator that decides who takes part; `absence` is how long it stays away.
+    """
 
     mtbf: float = np.inf
     recovery: float = 60.0
     heartbeat: float = 5.0
+    coordinator_mtbf: float = np.inf
+    absence: float = 15.0
 
 
 class _Course:
@@ -61,6 +66,7 @@ class _Course:
         self.random = np.random.default_rng(seed)
         self.speeds = fleet.speeds()
         self.dies = self._lifetimes(fleet.workers)  # [W], when each dies next
+        self._leaves = self._stay()  # when the coordinator dies next
 
     def phases(self) -> Array:
         """Seconds each worker needs for its next phase, [W]."""
@@ -81,6 +87,17 @@ class _Course:
         back: Array = self.dies[dead] + self.faults.recovery
         self.dies[dead] = back + self._lifetimes(int(dead.sum()))
         return back
+
+    def agreed(self, time: float) -> float:
+        """When a round for which all is ready at `time` can count: not while the coordinator is away."""
+        while self._leaves <= time:
+            back = self._leaves + self.faults.absence
+            time, self._leaves = max(time, back), back + self._stay()
+        return time
+
+    def _stay(self) -> float:
+        mtbf = self.faults.coordinator_mtbf
+        return np.inf if np.isinf(mtbf) else float(self.random.exponential(mtbf))
 
     def _lifetimes(self, count: int) -> Array:
         if np.isinf(self.faults.mtbf):
@@ -109,7 +126,8 @@ def _quorum(course: _Course, rounds: int) -> tuple[int, float]:
     early = np.ones(workers, dtype=bool)
     for _ in range(rounds):
         course.run(now, early, finish, noticed)
-        close = max(now, _closing(np.minimum(finish, noticed), course.fleet.phase), float(finish.min()))
+        ready = max(now, _closing(np.minimum(finish, noticed), course.fleet.phase), float(finish.min()))
+        close = course.agreed(ready)
         early = finish <= close
         now, committed = close + course.fleet.exchange, committed + int(early.sum())
     return committed, now
@@ -134,7 +152,7 @@ def _eager(course: _Course, rounds: int) -> tuple[int, float]:
         committed += int((here & ~dead).sum())
         # The next phase begins with the mean of the phase before this one in hand.
         begins = np.maximum(np.where(here & ~dead, finish, np.median(finish)), landed)
-        landed = max(landed, float(arrives.max(initial=landed))) + course.fleet.exchange
+        landed = course.agreed(max(landed, float(arrives.max(initial=landed)))) + course.fleet.exchange
     return committed, float(begins.max())
 
 
