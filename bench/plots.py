@@ -18,7 +18,8 @@ Results = dict[str, dict[str, Any]]
 plt.rcParams.update({"svg.hashsalt": "thinwire", "svg.fonttype": "none", "font.size": 9, "lines.linewidth": 1.3})
 
 BY_WORKERS = ("diloco .6", "relay .6", "carry", "diloco", "relay", "eager")
-MOST = 16  # percent
+LEAST, MOST = -4, 16  # percent
+PASSES = {"muon 100M ddp": "C0", "muon 100M two bits 64": "C1", "100M ddp": "C2", "100M sparseloco 4": "C3"}
 CURVES = ("ddp", "M4 diloco .6", "M4 relay .6", "M4 diloco", "M4 carry", "M4 eager")
 
 
@@ -63,10 +64,23 @@ def by_bytes(points: list[tuple[str, float, float]]) -> str:
         chosen = [(fewer, gap) for k, fewer, gap in points if k == kind and math.isfinite(gap)]
         axes.scatter(*zip(*chosen, strict=True), s=16, label=kind)
     axes.set_xscale("log")
-    axes.set_ylim(0, MOST)
+    axes.set_ylim(LEAST, MOST)
     axes.set_title(f"{sum(gap > MOST for _, _, gap in points)} runs above {MOST}% are not shown", fontsize=8)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return save("by_bytes", axes, xlabel="times fewer bytes than DDP", ylabel="percent of loss above DDP")
+
+
+def passes(results: Results) -> str:
+    """Held-out and training loss over 100M tokens, 5.8 passes over the corpus: DDP overfits."""
+    axes = plt.subplots(figsize=(5.5, 3.2))[1]
+    for name, color in PASSES.items():
+        result = results[name]
+        tokens = [point["step"] * result["tokens"] / 1e6 for point in result["curve"]]
+        axes.plot(tokens, [point["held"] for point in result["curve"]], color=color, label=name)
+        axes.plot(tokens, [point["train"] for point in result["curve"]], color=color, linestyle=":")
+    axes.set_ylim(2.8, 4.1)
+    axes.legend(fontsize=8, title="dotted: in training", title_fontsize=8, loc="upper right")
+    return save("passes", axes, xlabel="million tokens, 17.4 a pass", ylabel="loss, held out and in training")
 
 
 def utilization(record: dict[str, Any]) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import plots
-from claims import CLAIMS, Known
+from claims import CLAIMS
+from fill import flow
+from known import AGAIN, Known
 from quality import Run, read_list
-from results_text import KEPT, NOT_LISTED, PREFACE, flow, lessons
+from results_text import KEPT, NOT_LISTED, lessons, preface
 from speed_tables import RESULTS, SPEED, markdown, read
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +56,7 @@ def read_earlier() -> Results:
 
 def read_tables(results: Results) -> list[Table]:
     tables = []
-    for path in sorted(LISTS.glob("*.json")):
+    for path in sorted(LISTS.glob("*.json"), key=lambda path: (int(path.stem.split("_")[0]), path.stem)):
         facts, runs = json.loads(path.read_text()), read_list(path)
         known = {run.name: results[run.name] for run in runs if run.name in results}
         tables.append(Table(path, facts["title"], facts["text"], runs, known))
@@ -73,24 +75,43 @@ def gap_to_ddp(result: dict[str, Any], results: Results) -> float | None:
     return 100 * (result["finished"] / ddp["finished"] - 1) if ddp else None
 
 
-def row(result: dict[str, Any], results: Results) -> list[str]:
-    gap, tokens = gap_to_ddp(result, results), result["steps"] * result["tokens"] / 1e6
-    fewer = Known(results).fewer(result["name"])
-    return [
-        result["name"], str(result["workers"]), f"`{result['method']}`", f"{result['lr']:g}", f"{tokens:.0f}M",
-        f"{result['finished']:.4f}", "" if gap is None else f"{gap:+.1f}%", f"{fewer:,.0f}x",
-    ]  # fmt: skip
+def row(result: dict[str, Any], results: Results) -> dict[str, str]:
+    """By the heads of the columns."""
+    known, name = Known(results), result["name"]
+    gap, tokens, second = gap_to_ddp(result, results), result["steps"] * result["tokens"], result.get("second_test")
+    alone = result["workers"] == 1 or result["double_at"]  # nothing received, or counted after the doubling only
+    return {
+        "run": name, "workers": str(result["workers"]), "method": f"`{result['method']}`", "lr": f"{result['lr']:g}",
+        "tokens": f"{tokens / 1e6:.0f}M", "held-out loss": f"{result['finished']:.4f}",
+        "against DDP": "" if gap is None else f"{gap:+.1f}%",
+        "WikiText-2": "" if second is None else f"{second:.3f}",
+        "sent, fewer than DDP": f"{known.fewer(name):,.0f}x",
+        "received": "" if alone else f"{known.fewer_received(name):,.0f}x",
+    }  # fmt: skip
 
 
-HEAD = ("run", "workers", "method", "lr", "tokens", "held-out loss", "against DDP", "fewer bytes than DDP")
+def table_of(rows: list[dict[str, str]]) -> str:
+    """Without the columns that are empty."""
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    return markdown(heads, [[row[head] for head in heads] for row in rows])
 
 
 def quality(table: Table, results: Results) -> str:
     command = f"python bench/evidence.py bench/runs/{table.path.name}"
     missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
     found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]
-    body = markdown(HEAD, found) if found else ""
+    body = table_of(found) if found else ""
     return f"### {table.title}\n\n{table.text} Command: `{command}`.\n\n{body}{missing}"
+
+
+def seeds(known: Known) -> str:
+    """Both losses of every run that was repeated."""
+    head = ("run", "seed 0", "seed 1", "change")
+    rows = [
+        [name, f"{known.loss(name):.4f}", f"{known.loss(name + AGAIN):.4f}", f"{known.gap(name + AGAIN, name):+.2f}%"]
+        for name in known.changes()
+    ]
+    return "### What another seed changes\n\n" + markdown(head, rows)
 
 
 def claims(known: Known) -> str:
@@ -133,11 +154,13 @@ def not_measured() -> str:
 def page() -> str:
     results, older = read_results(), read_earlier()
     known = Known({**results, **older})
-    pictures = [plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results))]
+    pictures = [
+        plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results)), plots.passes(results),
+    ]  # fmt: skip
     parts = [
-        PREFACE + machines(results), claims(known), lessons(known),
+        preface(known) + machines(results), claims(known), lessons(known),
         "## Quality at equal tokens\n", *pictures,
-        *(quality(table, results) for table in read_tables(results)), KEPT, earlier(older),
+        *(quality(table, results) for table in read_tables(results)), KEPT, seeds(known), earlier(older),
         "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
         NOT_LISTED + not_measured(),
     ]  # fmt: skip

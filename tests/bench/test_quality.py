@@ -16,11 +16,12 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import claims  # noqa: E402
+import fill  # noqa: E402
+import known as knowledge  # noqa: E402
 import lm  # noqa: E402
 import plots  # noqa: E402
 import prepare_corpus  # noqa: E402
 import quality  # noqa: E402
-import results_text  # noqa: E402
 import speed_tables  # noqa: E402
 import write_results  # noqa: E402
 
@@ -129,32 +130,103 @@ def _run(command: list[str]) -> str:
 def test_a_claim_without_its_runs_is_not_run() -> None:
     claim = claims.Claim("a beats b", claims.gap_at_most("a", "b", 1.0))
     assert claim.judge(claims.Known({}))[0] == "not run"
-    known = claims.Known({"a": {"finished": 3.0}, "b": {"finished": 2.0}})
-    assert claim.judge(known) == ("does not hold", "+50.00% against b")
+    assert claim.judge(losses(a=3.0, b=2.0)) == ("does not hold", "+50.00% against b")
+
+
+def losses(**finished: float) -> claims.Known:
+    """Names with `_again` are those of the second seed."""
+    return claims.Known({name.replace("_again", knowledge.AGAIN): {"finished": f} for name, f in finished.items()})
+
+
+def test_both_seeds_are_judged_where_both_are_known() -> None:
+    test = claims.gap_at_most("a", "b", 1.0)
+    assert test(losses(a=2.0, b=2.0, a_again=9.0)) == ("holds", "+0.00% against b")
+    both = losses(a=2.0, b=2.0, a_again=2.03, b_again=2.0)
+    assert test(both) == ("holds on average", "+0.00% and +1.50% (two seeds) against b")
+    both.results["a"]["finished"] = 2.02
+    assert test(both)[0] == "does not hold"
+
+
+def test_the_lowest_point_of_a_curve() -> None:
+    known = claims.Known({"a": {"finished": 2.0}, "b": {"finished": 2.0, "curve": [{"held": 1.6}, {"held": 2.0}]}})
+    assert claims.gap_at_most("a", "b", 1.0, lowest=True)(known) == ("does not hold", "+25.00% against the lowest of b")
+
+
+def test_noise_is_what_another_seed_changes() -> None:
+    known = losses(a=2.0, a_again=2.02, b=2.0, b_again=1.94, c=2.0, c_again=2.004, d=2.0)
+    assert known.noise("a") == pytest.approx(1.0)
+    assert known.noise("a", "b") == pytest.approx(3.0)
+    assert known.noise() == known.noise("a", "d") == pytest.approx(1.0)  # the median, if one has no second seed
+
+
+def test_what_is_within_noise_is_the_same() -> None:
+    known = losses(a=2.0, a_again=2.01, b=2.002, b_again=2.008)
+    for name, result in known.results.items():
+        result["bytes_sent"] = 100 if name.startswith("b") else 50
+    assert claims.same("a", "b", 1.9)(known)[0] == "holds"
+    assert claims.same("a", "b", 2.1)(known)[0] == "does not hold"
+    assert claims.worse("a", "b")(known)[0] == "does not hold"
+    known.results["a"]["finished"] = 2.1
+    assert claims.same("a", "b", 1.9)(known)[0] == "holds on average"  # its seeds differ by 4%
+    known.results["a, seed 1"]["finished"] = 2.1
+    assert claims.same("a", "b", 1.9)(known)[0] == "does not hold"
+    assert claims.worse("a", "b")(known)[0] == "holds"
 
 
 def test_decoupled_momentum_must_lie_between_the_periods() -> None:
     runs = {"diloco 128": (3.7, 1600), "decoupled 128 mean": (3.9, 100), "diloco 512": (4.0, 400)}
     known = claims.Known({name: {"finished": loss, "bytes_sent": sent} for name, (loss, sent) in runs.items()})
-    assert claims.between_the_periods("decoupled 128 mean")(known)[0]
+    assert claims.between_the_periods("decoupled 128 mean")(known)[0] == "holds"
     known.results["decoupled 128 mean"]["finished"] = 4.1
-    assert not claims.between_the_periods("decoupled 128 mean")(known)[0]
+    assert claims.between_the_periods("decoupled 128 mean")(known)[0] == "does not hold"
     known.results["decoupled 128 mean"].update(finished=3.9, bytes_sent=101)
-    assert not claims.between_the_periods("decoupled 128 mean")(known)[0]
+    assert claims.between_the_periods("decoupled 128 mean")(known)[0] == "does not hold"
 
 
 def test_the_best_of_a_prefix_is_judged() -> None:
     known = claims.Known({"1000x a": {"finished": 2.1}, "1000x b": {"finished": 2.01}, "ddp": {"finished": 2.0}})
-    assert claims.best_at_most("1000x", "ddp", 1)(known) == (True, "best: 1000x b, +0.5%")
-    assert not claims.best_at_most("1000x", "ddp", 0.4)(known)[0]
+    assert claims.best_at_most("1000x", "ddp", 1)(known) == ("holds", "best: 1000x b, +0.5% against ddp")
+    assert claims.best_at_most("1000x", "ddp", 0.4)(known)[0] == "does not hold"
+
+
+def test_received_is_against_ddp_among_as_many() -> None:
+    run = {"workers": 4, "parameters": 100, "steps": 10, "wire_received": 60, "bytes_sent": 40}
+    known = claims.Known({"a": run})
+    assert known.fewer("a") == 100
+    assert known.fewer_received("a") == 2 * 3 * 4 * 100 / 4 * 10 / 60  # a ring takes 2 (M - 1) / M copies
 
 
 def test_numbers_are_put_into_the_prose() -> None:
     known = claims.Known({"a b": {"finished": 3.0}, "c": {"finished": 2.0}, "d": {"finished": 1.99}})
-    text = "- it gives <a b : c> and <d :\n  c>,\n  from <c>\n- more"
-    assert results_text.flow(results_text.filled(text, known)) == "- it gives +50.0% and -0.50%, from 2.0000\n- more"
+    text = "- it gives <a b : c> and <d :\n  c>,\n  from <c>\n- more, <?e : c>"
+    wanted = "- it gives +50.0% and -0.50%, from 2.0000\n- more, not run"
+    assert fill.flow(fill.filled(text, known)) == wanted
     with pytest.raises(claims.NotRun, match="e"):
-        results_text.filled("<e>", known)
+        fill.filled("<e>", known)
+
+
+def test_other_numbers_of_a_run() -> None:
+    curve = [{"train": 4.0, "held": 2.0}, {"train": 1.5, "held": 2.5}]
+    known = claims.Known({"a b": {"finished": 2.5, "curve": curve, "second_test": 5.0}})
+    text = "<train of a b>, <lowest of a\nb>, <second of a b>, <a b : lowest of a b>"
+    assert fill.filled(text, known) == "1.5000, 2.0000, 5.0000, +25.0%"
+
+
+@pytest.fixture
+def all_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As if every run of every list had a result."""
+    known = write_results.read_results()
+    listed = [run for path in LISTS for run in quality.read_list(path) if run.name not in known]
+    made_up = {run.name: {**known["muon 100M two bits 64"], **vars(run), "lr": 1e-3} for run in listed}
+    monkeypatch.setattr(write_results, "read_results", lambda: {**known, **made_up})
+    monkeypatch.setattr(plots, "PLOTS", tmp_path)
+
+
+@pytest.mark.usefixtures("all_run")
+def test_the_page_takes_every_result_that_may_come() -> None:
+    known, page = claims.Known({**write_results.read_results(), **write_results.read_earlier()}), write_results.page()
+    assert [claim.text for claim in claims.CLAIMS if claim.judge(known)[0] == "not run"] == []
+    assert "\nNot run:" not in page
 
 
 def test_the_page_and_its_pictures_are_those_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
