@@ -218,3 +218,43 @@ def stepped_alone(fleet: tw.Fleet, points: Sequence[ref.Tensors]) -> list[ref.Te
         after = {n: (p.detach().double() - 0.05 * p.grad.double()).numpy() for n, p in replica.model.named_parameters()}
         out.append(ref.combine(np.subtract, point, after))
     return out
+
+
+def blind_step(fleet: tw.Fleet, gradient: Callable[[int, int, torch.Tensor], torch.Tensor]) -> None:
+    """A step whose gradients, `gradient(step, worker, parameter)`, do not depend on the point."""
+    for worker, replica in enumerate(fleet.replicas):
+        for p in replica.model.parameters():
+            p.grad = gradient(fleet.steps, worker, p)
+    fleet.step()
+
+
+def noise(step: int, worker: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(10 * step + worker))
+
+
+def two_values(step: int, worker: int, like: torch.Tensor) -> torch.Tensor:
+    return (1 + step % 3) * noise(0, worker, like).sign()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_bits_are_enough_for_two_values(workers: int) -> None:
+    left, right = (problem.fleet(method, workers, sgd) for method in (tw.two_bit_averaging(4), tw.local_sgd(4)))
+    for _ in range(24):
+        blind_step(left, two_values)
+        blind_step(right, two_values)
+        assert problem.distance(left, right) < 1e-5
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_two_bits_drop_is_in_the_residuals(workers: int) -> None:
+    """All that was sent and the mean residual are, together, the mean drift since the start: nothing is lost."""
+    left, right = (problem.fleet(method, workers, sgd) for method in (tw.two_bit_averaging(4), tw.local_sgd(4)))
+    for _ in range(24):
+        blind_step(left, noise)
+        blind_step(right, noise)
+    row = left.rows[0]
+    rest = row.layout.views(torch.stack([lane.state["residual"] for lane in row.lanes]).mean(0))
+    pairs = zip(left.replicas[0].model.parameters(), rest, right.replicas[0].model.parameters(), strict=True)
+    for ours, dropped, exact in pairs:
+        torch.testing.assert_close(ours - dropped, exact, atol=1e-5, rtol=0)
+    assert problem.distance(left, right) > 1e-2  # without the residuals they differ
