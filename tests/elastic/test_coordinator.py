@@ -190,6 +190,19 @@ def test_settings_of_a_fleet_that_is_gone_do_not_bind() -> None:
     assert roster.agree("b", {"every": 2}) == {"every": 2}
 
 
+def test_a_finished_run_stays_finished_until_another_begins() -> None:
+    a, b = {"steps": 10}, {"steps": 20}
+    roster = Roster(patience=60)
+    roster.agree("a", a)
+    heard(roster, "a", 10, a)
+    assert not roster.finished, "the last step is not the end: rounds may be under way"
+    roster.hear({"worker": "x", "settings_hash": settings_hash(b), "finished": True})
+    assert not roster.finished, "that was another run"
+    roster.hear({"worker": "a", "step": 10, "settings_hash": settings_hash(a), "finished": True})
+    assert roster.agree("late", a) == a and roster.finished
+    assert roster.agree("next", b) == b and not roster.finished, "who has finished holds nobody up"
+
+
 def test_a_worker_learns_that_the_fleet_went_on_with_other_settings(start, caplog) -> None:
     coordinator = start(Coordinator, port=free_pair())
     newcomer, veteran = (start(Reporter, coordinator.address, name, None) for name in "nv")

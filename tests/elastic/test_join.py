@@ -12,13 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from typer.testing import CliRunner
 
 pytest.importorskip("torchft")
 
+import thinwire as tw
 from tests.elastic.pack import ROOT
 from tests.elastic.sockets import complaints
 from tests.elastic.test_chaos import free_port
+from thinwire.cli import app
 from thinwire.elastic.coordinator import Coordinator
+from thinwire.train import place as places
+from thinwire.train.command import Join
+from thinwire.train.config import Config
+from thinwire.train.errors import UserError
 
 pytestmark = pytest.mark.xdist_group("chaos")
 SMALL = ["--set", "model.context=16", "--set", "model.layers=1", "--set", "model.width=32", "--set", "train.batch=2",
@@ -88,6 +96,23 @@ def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator
     assert "--connect" not in said
     late = ended(join(coordinator, tmp_path / "late", *every, steps=400))
     assert "is finished" in late and "joined" not in late and records(tmp_path / "late") == []
+
+
+def test_several_processes_in_one_elastic_worker_are_refused_in_one_line(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config()
+    config.train.inside = "fsdp"
+    with pytest.raises(UserError, match="an elastic worker is one process.*leave it at 'none'.*--connect"):
+        places.elastic(config, Join(coordinator.address, None, None, 1))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = CliRunner().invoke(app, ["train", "--join", coordinator.address]).exception
+    assert isinstance(refused, UserError) and "--join and torchrun exclude each other" in str(refused)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="an elastic worker is one process: join workers of several with"):
+        tw.Elastic(coordinator.address).open(1, 64)
 
 
 @pytest.mark.slow
