@@ -168,8 +168,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
 def optimizers_of(name: str, model: Llama, lr: float) -> list[Optimizer]:
     """Weight decay .1 on matrices; with Muon the embedding and the norms stay with AdamW at the same rate.
 
-    So they do with "adopt+adamw": ADOPT divides by the squared gradient of the first step, which is zero in the rows of
-    tokens that the first batch lacks, and these rows then take steps a hundred times too long.
+    So they do with "adopt+adamw". ADOPT's second moment begins as the first gradient's square and with the published
+    beta of .9999 hardly moves in a short run; "adopt.99+adamw" has .99.
     """
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     embeddings = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" in n]
@@ -184,11 +184,12 @@ def optimizers_of(name: str, model: Llama, lr: float) -> list[Optimizer]:
     adam = AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=fused)
     if name == "adamw":
         return [adam]
-    if name == "adopt+adamw":
-        return [tw.ADOPT(inner, lr=lr, weight_decay=0.1), adam]
+    if name in ("adopt+adamw", "adopt.99+adamw"):
+        betas = (0.95, 0.99 if ".99" in name else 0.9999)
+        return [tw.ADOPT(inner, lr=lr, betas=betas, weight_decay=0.1), adam]
     if name == "muon":
         return [StackedMuon(inner, lr, weight_decay=0.1), adam]
-    raise ValueError(f"optimizer must be adamw, muon, adopt, adopt+adamw or sgd, not {name!r}")
+    raise ValueError(f"optimizer must be adamw, muon, adopt, adopt+adamw, adopt.99+adamw or sgd, not {name!r}")
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:
