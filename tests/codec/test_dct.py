@@ -27,9 +27,9 @@ def test_transform(s, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     blocks, again = Blocks.of(shape, s), torch.zeros_like(x)
     matrix = (blocks.rows, blocks.columns)
-    found = [strip.forward(x.view(matrix)) for strip in blocks.strips(x.device)]
+    found = [strip.forward(x.view(matrix), torch.empty(2, strip.size)) for strip in blocks.strips(x.device)]
     for strip, coefficients in zip(blocks.strips(x.device), found, strict=True):
-        strip.inverse(coefficients, again.view(matrix))
+        strip.inverse(coefficients, again.view(matrix), torch.empty(2, strip.size))
     torch.testing.assert_close(again, x, atol=3e-6, rtol=0)
     if x.numel():
         want = np.stack([c.reshape(-1) for c in reference.transform(x.double().numpy(), s)])

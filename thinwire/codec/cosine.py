@@ -105,45 +105,47 @@ class Strip:
         """Which blocks of the tensor, counted row by row."""
         return slice(self.first * self.blocks.across, self.last * self.blocks.across)
 
-    def forward(self, tensor: Tensor) -> Tensor:
-        """The matrix -> coefficients (blocks of the strip, high * wide)."""
-        b = self.blocks
-        part = self._padded(self._rows(tensor)).view(-1, b.high, b.across, b.wide).transpose(1, 2)
-        found = product(part.reshape(-1, b.high, b.wide), cosines(b.wide, tensor.device).T)
-        if b.high > 1:
-            found = product(cosines(b.high, tensor.device), found)
-        return found.flatten(1)
-
-    def inverse(self, coefficients: Tensor, tensor: Tensor) -> None:
-        """Coefficients (blocks of the strip, high * wide) -> the strip's part of the matrix."""
-        b = self.blocks
-        values = product(coefficients.view(-1, b.high, b.wide), cosines(b.wide, tensor.device))
-        left, target = cosines(b.high, tensor.device).T, self._rows(tensor)
-        if b.high == 1 or target.numel() < values.numel():
-            return self.put(values if b.high == 1 else product(left, values), tensor)
-        across = values.view(-1, b.across, b.high, b.wide).transpose(1, 2).reshape(-1, b.high, b.columns)
-        torch.bmm(left.expand(len(across), -1, -1), across, out=target.view(across.shape))
-
     @property
     def size(self) -> int:
         """Values of the strip, its padding included."""
         return (self.last - self.first) * self.blocks.across * self.blocks.high * self.blocks.wide
 
-    def places(self, index: Tensor) -> Tensor:
-        """Indices (..., blocks of the strip, k) of coefficients -> where each goes if a block lies as in the matrix."""
+    def forward(self, tensor: Tensor, room: Tensor) -> Tensor:
+        """The matrix -> coefficients (blocks of the strip, high * wide), in `room` (2 or more, size)."""
         b = self.blocks
-        block = torch.arange(index.shape[-2], device=index.device)[:, None]
-        corner = block // b.across * (b.high * b.columns) + block % b.across * b.wide
-        return ((index // b.wide).to(torch.int64) * (b.columns - b.wide) + index + corner).flatten(-2)
+        values, half = room[0].view(-1, b.high, b.wide), room[1].view(-1, b.high, b.wide)
+        target = values.view(-1, b.across, b.high, b.wide).transpose(1, 2)
+        target.copy_(self._padded(self._rows(tensor)).view(target.shape))
+        torch.mm(room[0].view(-1, b.wide), cosines(b.wide, tensor.device).T, out=room[1].view(-1, b.wide))
+        if b.high == 1:
+            return half.flatten(1)
+        left = cosines(b.high, tensor.device)
+        return torch.bmm(left.expand(len(half), -1, -1), half, out=values).flatten(1)
 
-    def inverse_in_place(self, coefficients: Tensor, tensor: Tensor, room: Tensor) -> None:
-        """As `inverse`, of coefficients at their `places`, without padding, by way of `room`: nothing is moved."""
-        b, left = self.blocks, cosines(self.blocks.high, tensor.device).T
-        torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device), out=room.view(-1, b.wide))
-        across = room.view(-1, b.high, b.columns)
-        torch.bmm(left.expand(len(across), -1, -1), across, out=self._rows(tensor).view(across.shape))
+    def inverse(self, coefficients: Tensor, tensor: Tensor, room: Tensor) -> None:
+        """Coefficients (blocks of the strip, high * wide), maybe room[0], -> the strip's part of the matrix."""
+        b = self.blocks
+        values, half = room[0].view(-1, b.high, b.wide), room[1].view(-1, b.high, b.wide)
+        torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device), out=room[1].view(-1, b.wide))
+        if b.high == 1:
+            return self._put(half, tensor)
+        left = cosines(b.high, tensor.device).T
+        self._put(torch.bmm(left.expand(len(half), -1, -1), half, out=values), tensor)
 
-    def put(self, values: Tensor, tensor: Tensor) -> None:
+    def inverse_of_few(self, index: Tensor, values: Tensor, tensor: Tensor, room: Tensor) -> None:
+        """As `inverse`, of k coefficients of each block, no more than its shorter side, and where they are.
+
+        Each is a wave down times a wave across: one product of k of both, not two of whole blocks. `room`: (3, size).
+        """
+        b, k = self.blocks, index.shape[1]
+        down, across = room[0, : index.numel() * b.high], room[1, : index.numel() * b.wide]
+        torch.index_select(cosines(b.high, tensor.device), 0, (index // b.wide).view(-1), out=down.view(-1, b.high))
+        torch.index_select(cosines(b.wide, tensor.device), 0, (index % b.wide).view(-1), out=across.view(-1, b.wide))
+        down.view(-1, b.high).mul_(values.reshape(-1, 1))
+        whole = room[2].view(-1, b.high, b.wide)
+        self._put(torch.bmm(down.view(-1, k, b.high).mT, across.view(-1, k, b.wide), out=whole), tensor)
+
+    def _put(self, values: Tensor, tensor: Tensor) -> None:
         """Values (blocks of the strip, high, wide), without the padding, into the matrix."""
         b, target = self.blocks, self._rows(tensor)
         across = values.view(-1, b.across, b.high, b.wide).transpose(1, 2)
@@ -159,13 +161,6 @@ class Strip:
     def _padded(self, part: Tensor) -> Tensor:
         right, below = -self.blocks.columns % self.blocks.wide, -len(part) % self.blocks.high
         return torch.nn.functional.pad(part, (0, right, 0, below)) if right or below else part
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix products of a batch; one side may be a single matrix, which is then not copied."""
-    count = max(len(x) for x in (a, b) if x.dim() == 3)
-    a, b = (x if x.dim() == 3 else x.expand(count, *x.shape) for x in (a, b))
-    return torch.bmm(a, b)
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from .base import Layout, Weight
 from .cosine import Strip
+from .crew import share
 from .cut import Streams
-from .plan import Plan
+from .plan import Piece, Plan
 from .select import largest
 from .sparse import Entries, TopK
 
@@ -44,26 +45,50 @@ class Streamed:
         """Payloads (workers, size); `weights` are numbers, or one number per tensor of the row."""
         self._merge(*self._read(payloads), weights, out)
 
-    def _merge(self, index: Tensor, values: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
-        """Entries (workers, blocks, k), a strip at a time, in the same memory each time."""
-        most = max((strip.size for strip, _, _, _ in self._strips(out)), default=0)
-        spare = torch.empty(3, most, device=out.device)
-        for strip, mine, tensor, which in self._strips(out):
-            *zeros, room = spare[:, : strip.size]
-            where = strip.places(index[:, mine])
-            found = list(zip(where, values[:, mine].flatten(1), strict=True))
-            shares = [weight[which] if isinstance(weight, Tensor) else weight for weight in weights]
-            merged = self.inner.mean([x.zero_() for x in zeros], found, shares, shares)
-            strip.inverse_in_place(merged, tensor, room)
-
     def _select(self, buffer: Tensor) -> Entries:
         index = torch.empty(self._count, self.inner.k, dtype=torch.int64, device=buffer.device)
         values = torch.empty(self._count, self.inner.k, device=buffer.device)
-        for strip, mine, tensor, _ in self._strips(buffer):
-            found = strip.forward(tensor)
-            index[mine] = largest(found, self.inner.k)
+
+        def work(strip: Strip, mine: slice, piece: Piece, room: Tensor) -> None:
+            found = strip.forward(piece.view(buffer), room)
+            index[mine] = largest(found, self.inner.k, room[1])
             torch.gather(found, 1, index[mine], out=values[mine])
+
+        self._each(work, buffer.device)
         return index, values
+
+    def _merge(self, index: Tensor, values: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
+        """Entries (workers, blocks, k)."""
+        few = len(index) == 1 and self.inner.k**2 <= self.inner.chunk
+
+        def work(strip: Strip, mine: slice, piece: Piece, room: Tensor) -> None:
+            shares = [weight[piece.tensor] if isinstance(weight, Tensor) else weight for weight in weights]
+            if few:  # the mean over one worker is what it says, if it has any weight
+                strip.inverse_of_few(index[0, mine], values[0, mine] * (shares[0] > 0), piece.view(out), room)
+            else:
+                merged = self._mean(index[:, mine], values[:, mine], shares, room[:2].zero_())
+                strip.inverse(merged, piece.view(out), room)
+
+        self._each(work, out.device)
+
+    def _mean(self, index: Tensor, values: Tensor, weights: Sequence[Weight], zeros: Tensor) -> Tensor:
+        """Entries of some blocks -> their coefficients, in the first of two zeros."""
+        first = torch.arange(0, zeros.shape[1], self.inner.chunk, device=index.device)[:, None]
+        found = list(zip((index + first).flatten(1), values.flatten(1), strict=True))
+        return self.inner.mean(list(zeros), found, weights, weights)
+
+    def _each(self, work: Callable[[Strip, slice, Piece, Tensor], None], device: torch.device) -> None:
+        """Every strip, its blocks among all, the piece that it is of, and three times its size of memory to work in,
+        which is the same from one strip to the next."""
+        strips = self._strips(device)
+        most = max((strip.size for strip, _, _ in strips), default=0)
+
+        def take(left: Iterator[tuple[Strip, slice, Piece]]) -> None:
+            room = torch.empty(3, most, device=device)
+            for strip, mine, piece in left:
+                work(strip, mine, piece, room[:, : strip.size])
+
+        share(strips, take, device)
 
     def _write(self, index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.write([index.view(-1)], self._streams, values.view(-1), self._kept)
@@ -74,14 +99,13 @@ class Streamed:
         shape = (len(payloads), self._count, self.inner.k)
         return found[0].view(shape), values.view(shape)
 
-    def _strips(self, buffer: Tensor) -> Iterator[tuple[Strip, slice, Tensor, int]]:
-        """Each strip, its blocks among all, its matrix, and which tensor that is of."""
-        first = 0
+    def _strips(self, device: torch.device) -> list[tuple[Strip, slice, Piece]]:
+        found, first = [], 0
         for piece in self.plan.pieces:
-            tensor = piece.view(buffer)
-            for strip in piece.blocks.strips(buffer.device):
-                yield strip, slice(first + strip.mine.start, first + strip.mine.stop), tensor, piece.tensor
+            for strip in piece.blocks.strips(device):
+                found.append((strip, slice(first + strip.mine.start, first + strip.mine.stop), piece))
             first += piece.blocks.count
+        return found
 
     @cached_property
     def _count(self) -> int:

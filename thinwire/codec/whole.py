@@ -45,14 +45,14 @@ class Whole:
         for batch in self.plan.batches:
             tall, found = batch.read(buffer), batch.found(coefficients)
             for strip in batch.blocks.strips(buffer.device):
-                found[strip.mine] = strip.forward(tall)
+                found[strip.mine] = strip.forward(tall, torch.empty(2, strip.size, device=buffer.device))
         return coefficients
 
     def _inverse(self, coefficients: Tensor, out: Tensor) -> None:
         for batch in self.plan.batches:
             tall, found = batch.target(out), batch.found(coefficients)
             for strip in batch.blocks.strips(out.device):
-                strip.inverse(found[strip.mine], tall)
+                strip.inverse(found[strip.mine], tall, torch.empty(2, strip.size, device=out.device))
             batch.write(tall, out)
 
     def _per_coefficient(self, weight: Weight) -> Weight:

@@ -1,0 +1,53 @@
+"""Work shared among threads: everything is done once, and nothing depends on how many threads there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.codec.reference import CPU, filled
+from thinwire.codec import DCT, TopK
+from thinwire.codec.crew import share
+
+SHAPES = [torch.Size([2500, 832]), torch.Size([900, 900])]
+
+
+@pytest.fixture
+def threads():
+    """Sets how many threads torch uses, and sets it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_item_is_taken_once(threads, count):
+    threads(count)
+    taken = []
+    share(list(range(1000)), taken.extend, CPU)
+    assert sorted(taken) == list(range(1000))
+
+
+def test_each_thread_keeps_to_one_core_and_the_others_to_theirs(threads):
+    threads(3)
+    inside = []
+    share([0, 1, 2], lambda left: inside.extend((torch.get_num_threads(), item)[0] for item in left), CPU)
+    assert inside == [1, 1, 1] and torch.get_num_threads() == 3
+
+
+def test_what_goes_wrong_in_a_thread_is_heard_of(threads):
+    threads(2)
+    with pytest.raises(ZeroDivisionError):
+        share([1, 0, 1], lambda left: [1 // item for item in left] and None, CPU)
+
+
+@pytest.mark.parametrize("codec", [DCT(TopK(32)), TopK(64)], ids=repr)
+def test_the_same_bits_with_any_number_of_threads(threads, codec):
+    layout, buffer = filled(codec, SHAPES)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        payload, own = codec.encode_with_own(buffer, layout)
+        found.append((payload, own, codec.merge([payload, payload], [1.0, 2.0], layout)))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
