@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from .dtensor import is_dtensor
 from .state_names import created_states
 
 if TYPE_CHECKING:
@@ -61,26 +61,30 @@ def clean_name(name: str) -> str:
 
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def sharded_as(like: Tensor, piece: Tensor) -> Tensor:
     """`piece`, this rank's part, as a tensor sharded the way `like` is."""
-    if not isinstance(like, DTensor):
+    if not is_dtensor(like):
         return piece
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(piece, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def whole(like: Tensor, piece: Tensor) -> Tensor:
     """The unsharded tensor of which every rank has its `piece`. Collective where `like` is sharded."""
     tensor = sharded_as(like, piece)
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def part(like: Tensor, full: Tensor) -> Tensor:
     """This rank's part of an unsharded tensor that every rank has."""
-    if not isinstance(like, DTensor):
+    if not is_dtensor(like):
         return full
+    from torch.distributed.tensor import DTensor, Replicate
+
     copies = DTensor.from_local(full, like.device_mesh, [Replicate()] * like.device_mesh.ndim)
     return copies.redistribute(placements=like.placements).to_local()
 
@@ -186,7 +190,7 @@ class Replica:
 
     def island_mesh(self) -> Any | None:
         """The device mesh that the parameters are sharded over inside this worker, if any."""
-        meshes = {p.device_mesh for p in self.trainable.values() if isinstance(p, DTensor)}
+        meshes = {p.device_mesh for p in self.trainable.values() if is_dtensor(p)}
         if len(meshes) > 1:
             raise ValueError("the parameters are sharded over several device meshes: shard them over one")
         return meshes.pop() if meshes else None
@@ -195,7 +199,7 @@ class Replica:
     def is_sharded_throughout(self) -> bool:
         """Whether no two ranks of the worker hold the same value of anything that rows carry."""
         moving = [*self.trainable.values(), *self.statistics.values()]
-        return all(isinstance(t, DTensor) and all(p.is_shard() for p in t.placements) for t in moving)
+        return all(is_dtensor(t) and all(p.is_shard() for p in t.placements) for t in moving)
 
     def fixed_tensors(self) -> dict[str, Tensor]:
         """What no row carries and no optimizer changes: frozen parameters and persistent buffers."""

@@ -6,14 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from thinwire.dtensor import is_dtensor
+from thinwire.replica import local
 from thinwire.train.errors import UserError
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:
@@ -24,7 +21,7 @@ def named(model: nn.Module) -> dict[str, Tensor]:
 def whole(model: nn.Module) -> dict[str, Tensor]:
     """The same with shards put together, which all processes of a worker must do at once."""
     tensors = model.state_dict().items()
-    return _untied({name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors})
+    return _untied({name: t.full_tensor() if is_dtensor(t) else t for name, t in tensors})
 
 
 def _untied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -74,7 +71,9 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _like(parameter: Tensor, value: Any) -> Any:
-    if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.to_local().shape:
+    if is_dtensor(parameter) and isinstance(value, Tensor) and value.shape == parameter.to_local().shape:
+        from torch.distributed.tensor import DTensor
+
         return DTensor.from_local(value, parameter.device_mesh, parameter.placements)
     return value
 
