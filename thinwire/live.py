@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -116,6 +116,22 @@ class Live:
         else:
             _copy_all([(x, b) for x, b, c in zip(tensors, views, chosen, strict=True) if c and x is not None])
 
+    def write_along(self, buffer: Tensor, compute: Callable[[slice], None]) -> None:
+        """x = buffer, which `compute` makes slice by slice: on a CPU in strips, each written while it is at hand."""
+        tensors = self.tensors()
+        if self.device.type != "cpu" or self.replica.line is not None or not all(map(_is_flat, tensors)):
+            compute(slice(None))
+            return self.write(buffer)
+        flat = [None if tensor is None else tensor.view(-1) for tensor in tensors]
+        for strip in self.layout.strips:
+            compute(strip.span)
+            pairs = []
+            for tensor, first, last in strip.pieces:
+                x, at = flat[tensor], self.layout.offsets[tensor]
+                if x is not None:
+                    pairs.append((x[first:last], buffer[at + first : at + last]))
+            _copy_all(pairs)
+
     def add(self, buffer: Tensor, scales: list[float] | None = None) -> None:
         """x += scale * buffer, in fp32 and then rounded as x is."""
         factors = scales or [1.0] * len(self.names)
@@ -150,6 +166,10 @@ class Live:
     def _groups(self) -> list[dict[str, Any] | None]:
         found = [self.replica.group_of(name) for name in self.names]
         return [pair[1] if pair else None for pair in found]
+
+
+def _is_flat(tensor: Tensor | None) -> bool:
+    return tensor is None or tensor.is_contiguous()
 
 
 def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .codec.base import STRIP
 from .live import Live
 from .replica import FIRST_MOMENTS
 from .schedule import Every
 
-SLICE = 1 << 18  # values
 State = dict[str, Tensor | None]
 Agreement = Literal["mean", "shared", "first"]
 
@@ -79,15 +79,20 @@ class Nesterov:
         if not self.momentum:
             point.add_(drift, alpha=-self.lr)
             return
-        for p, v, d in _slices(point, _get(state, "velocity"), drift):
+        for p, v, d in _strips(point, _get(state, "velocity"), drift):
             v.mul_(self.momentum).add_(d)
             d.add_(v, alpha=self.momentum)
             p.add_(d, alpha=-self.lr)
 
+    def step_slice(self, which: slice, point: Tensor, state: State, drift: Tensor) -> None:
+        """The same for some values only."""
+        slots: State = {slot: _get(state, slot)[which] for slot in self.slots}
+        self.step(point[which], slots, drift[which])
 
-def _slices(*buffers: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """On a CPU, slices that stay in its cache from one operation to the next: half the memory traffic."""
-    return [buffers] if buffers[0].is_cuda else zip(*(buffer.split(SLICE) for buffer in buffers), strict=True)
+
+def _strips(*buffers: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """On a CPU, pieces that stay in its cache from one operation to the next: half the memory traffic."""
+    return [buffers] if buffers[0].is_cuda else zip(*(buffer.split(STRIP) for buffer in buffers), strict=True)
 
 
 def SGD(lr: float) -> Nesterov:  # noqa: N802 - named as the optimizer it is
@@ -287,11 +292,11 @@ class Outer(Rule):
 
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
         anchor = _get(state, "anchor")
-        self.step.step(anchor, state, answer.mean)
         if self.mix and not answer.sick:
+            self.step.step(anchor, state, answer.mean)
             x.write(x.read().mul_(self.mix).add_(anchor, alpha=1 - self.mix))
         else:
-            x.write(anchor)
+            x.write_along(anchor, lambda which: self.step.step_slice(which, anchor, state, answer.mean))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,6 +11,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from .pages import fresh
+
+STRIP = 1 << 18  # values
 Weight = float | Tensor  # one number for a whole payload, or one per value of the buffer
 
 
@@ -64,6 +68,8 @@ class Layout:
         return sum(self.sizes)
 
     def zeros(self, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return fresh(self.total)
         return torch.zeros(self.total, dtype=torch.float32, device=device)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
@@ -73,9 +79,25 @@ class Layout:
             for at, size, shape in zip(self.offsets, self.sizes, self.shapes, strict=True)
         ]
 
+    @cached_property
+    def strips(self) -> tuple[Strip, ...]:
+        """The buffer cut into pieces that stay in a CPU's cache from one operation to the next."""
+        return tuple(
+            Strip(slice(start, min(start + STRIP, self.total)), _overlaps(self, start, start + STRIP))
+            for start in range(0, self.total, STRIP)
+        )
+
     def parts(self, count: int) -> list[Part]:
         """The buffer in `count` contiguous parts that cut no block; some may be empty."""
         return _parts(self, count)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """`buffer[span]`; `pieces` are (tensor, first, last) of the values of each tensor in it."""
+
+    span: slice
+    pieces: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -95,12 +117,19 @@ def _parts(layout: Layout, count: int) -> list[Part]:
 
 
 def _pieces(layout: Layout, start: int, stop: int) -> tuple[torch.Size, ...]:
-    pieces = []
-    for at, size in zip(layout.offsets, layout.sizes, strict=True):
-        first, last = max(at, start), min(at + size, stop)
+    return tuple(torch.Size([last - first]) for _, first, last in _overlaps(layout, start, stop))
+
+
+def _overlaps(layout: Layout, start: int, stop: int) -> tuple[tuple[int, int, int], ...]:
+    """(tensor, first, last) of the values of each tensor that lie in the buffer from `start` to `stop`."""
+    found, tensor = [], max(0, bisect_right(layout.offsets, start) - 1)
+    while tensor < len(layout.sizes) and layout.offsets[tensor] < stop:
+        at = layout.offsets[tensor]
+        first, last = max(0, start - at), min(layout.sizes[tensor], stop - at)
         if last > first:
-            pieces.append(torch.Size([last - first]))
-    return tuple(pieces)
+            found.append((tensor, first, last))
+        tensor += 1
+    return tuple(found)
 
 
 class Codec(ABC):
