@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -156,6 +157,22 @@ def tensors(record: Any) -> Rows:
     ]  # fmt: skip
 
 
+def images(record: Any) -> Rows:
+    """A row a method; of each number of workers, the mean over the seeds."""
+    runs = record["results"]["runs"]
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for run in sorted(runs, key=lambda run: run["seed"]):
+        found.setdefault(run["method"], {}).setdefault(run["workers"], []).append(run)
+    return [[name, *(_accuracy(by_workers.get(m, [])) for m in (2, 4, 8))] for name, by_workers in found.items()]
+
+
+def _accuracy(runs: list[dict[str, Any]]) -> str:
+    if not runs:
+        return "not run"
+    loss, accuracy = (fmean(run[key] for run in runs) for key in ("loss", "accuracy"))
+    return f"{loss:.3f} ({accuracy:.1%}), {runs[0]['bytes_sent'] / 1e6:,.2f} MB"
+
+
 _PEERS = (
     "What a period takes beyond its steps, what share of the period that is, what the kernel counted as sent and the"
     " peak of memory beyond that of bare steps, in fp32 copies of the model; lines in Mbit/s."
@@ -164,6 +181,14 @@ _ROUND = "wall ms", "ours over it", "processor ms", "ours over it"
 _LINES = "10 Mbit/s", "60 Mbit/s", "200 Mbit/s", "1,000 Mbit/s"
 _BUSY = "Percent of the time in which {} workers compute, measured / planned, on shaped lines; above 100 is noise."
 _MEMORY = "What a method adds at its peak, measured / predicted by `tw.cost`, in GB;"
+
+RESNET = Speed(
+    "A ResNet-20 on Fashion-MNIST", "resnet_fashion",
+    "python bench/quality_resnet.py --data data/fashion --out bench/results/resnet_fashion.json",
+    "256 images a step over all workers, AdamW with a cosine, one rate for all. Loss on the test images (accuracy), of"
+    " what `fleet.consensus()` gives, and what a worker sent.",
+    ("method", "2 workers", "4 workers", "8 workers"), images,
+)  # fmt: skip
 
 SPEED = peer_tables() + [
     Speed("A round on more processes", "scaling", "sudo python bench/scaling.py --parts processes",

@@ -20,7 +20,7 @@ from fill import flow
 from known import AGAIN, Known
 from quality import Run, read_list
 from results_text import KEPT, NOT_LISTED, lessons, preface
-from speed_tables import RESULTS, SPEED, markdown, read
+from speed_tables import RESNET, RESULTS, SPEED, markdown, read
 
 ROOT = Path(__file__).parents[1]
 LISTS, PAGE = ROOT / "bench/runs", ROOT / "docs/results.md"
@@ -52,6 +52,16 @@ def read_earlier() -> Results:
     """Runs from before the corpus was cut at whole novels; their losses compare with each other only."""
     runs = [run for name in EARLIER for run in read(name)["runs"] if run["finished"] is not None]
     return {f"earlier {run['name']}": run for run in runs}
+
+
+def read_resnet() -> Results:
+    """Runs of the ResNet with the first seed, named as claims name them."""
+    runs = [] if RESNET.missing else read(RESNET.file)["results"]["runs"]
+    return {
+        f"resnet M{run['workers']} {run['method']}": {"finished": run["loss"], "bytes_sent": run["bytes_sent"]}
+        for run in runs
+        if run["seed"] == min(run["seed"] for run in runs)
+    }
 
 
 def read_tables(results: Results) -> list[Table]:
@@ -147,20 +157,23 @@ def earlier(runs: Results) -> str:
 
 
 def not_measured() -> str:
-    names = [f"{speed.title[0].lower()}{speed.title[1:]} (`{speed.command}`)" for speed in SPEED if speed.missing]
+    names = [
+        f"{speed.title[0].lower()}{speed.title[1:]} (`{speed.command}`)" for speed in [RESNET, *SPEED] if speed.missing
+    ]
     return flow("- Benches without a recorded run: " + "; ".join(names) + ".") + "\n" if names else ""
 
 
 def page() -> str:
     results, older = read_results(), read_earlier()
-    known = Known({**results, **older})
+    known = Known({**results, **older, **read_resnet()})
     pictures = [
         plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results)), plots.passes(results),
     ]  # fmt: skip
     parts = [
         preface(known) + machines(results), claims(known), lessons(known),
         "## Quality at equal tokens\n", *pictures,
-        *(quality(table, results) for table in read_tables(results)), KEPT, seeds(known), earlier(older),
+        *(quality(table, results) for table in read_tables(results)), KEPT,
+        *([] if RESNET.missing else [RESNET.section()]), seeds(known), earlier(older),
         "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
         NOT_LISTED + not_measured(),
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ import lm  # noqa: E402
 import plots  # noqa: E402
 import prepare_corpus  # noqa: E402
 import quality  # noqa: E402
+import quality_resnet  # noqa: E402
 import speed_tables  # noqa: E402
 import write_results  # noqa: E402
 
@@ -220,11 +222,20 @@ def all_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made_up = {run.name: {**known["muon 100M two bits 64"], **vars(run), "lr": 1e-3} for run in listed}
     monkeypatch.setattr(write_results, "read_results", lambda: {**known, **made_up})
     monkeypatch.setattr(plots, "PLOTS", tmp_path)
+    runs = [
+        {"method": name, "workers": workers, "seed": 0, "loss": 0.3, "accuracy": 0.9, "bytes_sent": 1_000_000}
+        for name in quality_resnet.METHODS
+        for workers in (2, 4, 8)
+    ]
+    (tmp_path / "resnet.json").write_text(json.dumps({"results": {"runs": runs}}))
+    monkeypatch.setattr(write_results, "RESNET", replace(speed_tables.RESNET, file=str(tmp_path / "resnet")))
 
 
 @pytest.mark.usefixtures("all_run")
 def test_the_page_takes_every_result_that_may_come() -> None:
-    known, page = claims.Known({**write_results.read_results(), **write_results.read_earlier()}), write_results.page()
+    found = write_results.read_results() | write_results.read_earlier() | write_results.read_resnet()
+    known, page = claims.Known(found), write_results.page()
+    assert "| paper | 0.300 (90.0%), 1.00 MB | 0.300 (90.0%), 1.00 MB | 0.300 (90.0%), 1.00 MB |" in page
     assert [claim.text for claim in claims.CLAIMS if claim.judge(known)[0] == "not run"] == []
     assert "\nNot run:" not in page
 
