@@ -51,4 +51,13 @@ def checksum(buffer: Tensor) -> int:
     raw = buffer.reshape(-1).view(torch.uint8)
     even = raw.numel() // 8 * 8
     words = raw[:even].view(torch.int64) if raw.data_ptr() % 8 == 0 else raw[:even].clone().view(torch.int64)
-    return int(words.sum()) + 31 * int(raw[even:].sum(dtype=torch.int64))
+    return wrapped(int(words.sum()) + 31 * int(raw[even:].sum(dtype=torch.int64)))
+
+
+def wrapped(number: int) -> int:
+    """As 64 bits hold it: the checksums of a buffer's strips add up to its own, if all but the last are of whole words.
+
+    >>> wrapped(2**63 + 5) == 5 - 2**63
+    True
+    """
+    return (number + 2**63) % 2**64 - 2**63

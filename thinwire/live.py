@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .codec.base import Layout
+from .header import checksum, wrapped
 from .replica import Replica, View, local
 
 
@@ -35,6 +38,18 @@ class Spare:
             self.buffer = buffer
 
 
+@dataclass(frozen=True)
+class Known:
+    """A number taken from a buffer in passing, and true until the buffer is written to."""
+
+    buffer: Tensor
+    version: int
+    value: float
+
+    def of(self, buffer: Tensor) -> bool:
+        return buffer is self.buffer and buffer._version == self.version
+
+
 class Live:
     """The live tensors of one row on one replica, read and written as one flat fp32 buffer.
 
@@ -57,6 +72,8 @@ class Live:
         self.table = view.table(replica)
         self.layout = Layout(tuple(self._shape(self.table[name]) for name in self.names), align)
         self.device = replica.device
+        self._norm: Known | None = None
+        self._checksum: Known | None = None
 
     def _shape(self, tensor: Tensor) -> torch.Size:
         return tensor.shape if self.replica.is_whole else local(tensor).shape
@@ -94,15 +111,44 @@ class Live:
     def drift(self, anchor: Tensor) -> Tensor:
         """A new buffer with `anchor - x`, the anchor rounded as x is: no training is no drift."""
         buffer = self.spare.take(self.layout, self.device)
-        parts = zip(self.each(), self.layout.views(buffer), self.layout.views(anchor), strict=True)
-        for tensor, view, start in parts:
-            if tensor is None:
-                view.zero_()
-            elif tensor.dtype is torch.float32:
-                torch.sub(start, tensor, out=view)
-            else:
-                view.copy_(start.to(tensor.dtype)).sub_(tensor)
+        if (flat := self._flat()) is not None:
+            self._drift_in_strips(buffer, anchor, flat)
+            return buffer
+        for parts in zip(self.each(), self.layout.views(anchor), self.layout.views(buffer), strict=True):
+            _subtract(*parts)
         return buffer
+
+    def _drift_in_strips(self, buffer: Tensor, anchor: Tensor, flat: list[Tensor | None]) -> None:
+        """And, while a strip is in the cache, the sums that a header needs of it."""
+        square, words = 0.0, 0
+        for strip in self.layout.strips:
+            for tensor, first, last in strip.pieces:
+                x, here = flat[tensor], self.layout.values_of(tensor, first, last)
+                _subtract(None if x is None else x[first:last], anchor[here], buffer[here])
+            made = buffer[strip.span]
+            square += float(torch.dot(made, made))
+            words += checksum(anchor[strip.span])
+        self._norm = Known(buffer, buffer._version, math.sqrt(square))
+        self._checksum = Known(anchor, anchor._version, wrapped(words))
+
+    def norm(self, buffer: Tensor) -> float:
+        """Of a message; known already if `drift` made it just now, and nobody has written to it since."""
+        known, self._norm = self._norm, None
+        return known.value if known and known.of(buffer) else float(torch.linalg.vector_norm(buffer))
+
+    def checksum(self, buffer: Tensor) -> int:
+        """Of a shared copy; known already if `drift` has just read it."""
+        known, self._checksum = self._checksum, None
+        return int(known.value) if known and known.of(buffer) else checksum(buffer)
+
+    def _flat(self) -> list[Tensor | None] | None:
+        """The tensors as vectors, where the work can be done strip by strip: on a CPU, and in one piece."""
+        if self.device.type != "cpu" or self.replica.line is not None:
+            return None
+        tensors = self.tensors()
+        if not all(tensor is None or tensor.is_contiguous() for tensor in tensors):
+            return None
+        return [None if tensor is None else tensor.view(-1) for tensor in tensors]
 
     def write(self, buffer: Tensor, held: list[bool] | None = None) -> None:
         """x = buffer. A missing gradient is created where `held` says that some worker has one."""
@@ -118,18 +164,15 @@ class Live:
 
     def write_along(self, buffer: Tensor, compute: Callable[[slice], None]) -> None:
         """x = buffer, which `compute` makes slice by slice: on a CPU in strips, each written while it is at hand."""
-        tensors = self.tensors()
-        if self.device.type != "cpu" or self.replica.line is not None or not all(map(_is_flat, tensors)):
+        if (flat := self._flat()) is None:
             compute(slice(None))
             return self.write(buffer)
-        flat = [None if tensor is None else tensor.view(-1) for tensor in tensors]
         for strip in self.layout.strips:
             compute(strip.span)
             pairs = []
             for tensor, first, last in strip.pieces:
-                x, at = flat[tensor], self.layout.offsets[tensor]
-                if x is not None:
-                    pairs.append((x[first:last], buffer[at + first : at + last]))
+                if (x := flat[tensor]) is not None:
+                    pairs.append((x[first:last], buffer[self.layout.values_of(tensor, first, last)]))
             _copy_all(pairs)
 
     def add(self, buffer: Tensor, scales: list[float] | None = None) -> None:
@@ -168,8 +211,14 @@ class Live:
         return [pair[1] if pair else None for pair in found]
 
 
-def _is_flat(tensor: Tensor | None) -> bool:
-    return tensor is None or tensor.is_contiguous()
+def _subtract(x: Tensor | None, start: Tensor, out: Tensor) -> None:
+    """`start - x`, rounded as x is; nothing where there is no x."""
+    if x is None:
+        out.zero_()
+    elif x.dtype is torch.float32:
+        torch.sub(start, x, out=out)
+    else:
+        out.copy_(start.to(x.dtype)).sub_(x)
 
 
 def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:

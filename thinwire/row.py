@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .codec.base import Layout, Part, Weight, divide_by_weights
 from .cost import exchange_kind, wire_bytes
-from .header import Header, checksum
+from .header import Header
 from .live import Live
 from .replica import Replica
 from .rule import Reduced, Scope, State
@@ -76,12 +76,23 @@ class Sent:
 
 @dataclass
 class Answer:
-    """A round's answer before it is applied; `shares` are all workers' fractions of the weight."""
+    """A round's answer before it is applied; `shares` are all workers' fractions of the weight.
 
-    mean: Tensor
+    `total` is to be divided by `divisor`; `headers` are kept for the statistics of the round.
+    """
+
+    total: Tensor
     shares: list[float]
     held: list[bool] | None
     unequal: bool = False
+    divisor: float = 1.0
+    headers: list[Header] | None = None
+
+    def mean(self) -> Tensor:
+        if self.divisor != 1:
+            self.total.div_(self.divisor)
+            self.divisor = 1.0
+        return self.total
 
 
 @dataclass
@@ -201,7 +212,7 @@ class Row:
                 message.zero_()
             kept = rule.depart(lane.live, state, message, self.scope)
             shared = rule.shared_copy(state)
-            bits = checksum(shared) if shared is not None else 0
+            bits = lane.live.checksum(shared) if shared is not None else 0
         sent = Sent(None, None, kept, sick, lane.weighed, present)
         contribution = self._encode(message, sent, weight)
         size = self.fleet.island.total(self.sync.codec.size(self.layout))
@@ -214,7 +225,7 @@ class Row:
 
     def _health(self, lane: Lane, message: Tensor) -> tuple[float, float, bool]:
         """Norm, weight and whether the replica must be left out; decided once for all shards of a worker."""
-        norm = float(torch.linalg.vector_norm(message))
+        norm = lane.live.norm(message)
         nominal = self.sync.every.launch_step(self.launched) - self.weighed_from
         weight = (lane.weighed - lane.landed) / nominal
         norm, weight = self.fleet.island.agree(norm, weight)
@@ -304,31 +315,37 @@ class Row:
         total = sum(header.weight for header in headers)
         if total == 0:
             raise _AllSick(f"row {self.index}: no worker had a finite message")
-        mean, held = self._mean(result, headers)
+        weights, held = self._weights(headers, self.lanes[0].live.device)
+        shares = [header.weight / total for header in headers]
         unequal = len({header.checksum for header in headers}) > 1
-        compares = self.sync.rule.drifts and (self.sync.codec.linear or self.sync.codec.second is not None)
-        self.fleet.clock.drift(headers, self._norm(mean) if compares else None)
-        return Answer(mean, [header.weight / total for header in headers], held, unequal)
-
-    def _norm(self, mean: Tensor) -> float:
-        return self.fleet.island.agree(float(torch.linalg.vector_norm(mean)), 0.0)[0]
+        if isinstance(result, Tensor) and held is None:
+            return Answer(result, shares, held, unequal, total, headers)
+        return Answer(self._mean(result, weights), shares, held, unequal, headers=headers)
 
     def _check_sizes(self, headers: list[Header]) -> None:
         sizes = [header.size for header in headers]
         if len(set(sizes)) > 1:
             raise ValueError(f"row {self.index}: workers sent messages of different sizes, {sizes} bytes")
 
-    def _mean(self, result: Tensor | list[Tensor], headers: list[Header]) -> tuple[Tensor, list[bool] | None]:
-        device = self.lanes[0].live.device
-        weights, held = self._weights(headers, device)
+    def _mean(self, result: Tensor | list[Tensor], weights: list[Weight]) -> Tensor:
         if isinstance(result, Tensor):
-            return divide_by_weights(result, weights), held
+            return divide_by_weights(result, weights)
         if self.kind == "gather":
-            return self.sync.codec.merge(result, weights, self.layout), held
+            return self.sync.codec.merge(result, weights, self.layout)
         second = self.sync.codec.second
         assert second is not None
         pieces = [second.decode(payload, part.layout) for payload, part in zip(result, self._parts(), strict=True)]
-        return torch.cat(pieces), held
+        return torch.cat(pieces)
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the norm of the mean says something: of differences that are all there."""
+        return self.sync.rule.drifts and (self.sync.codec.linear or self.sync.codec.second is not None)
+
+    def _note_drift(self, answer: Answer, norm: float | None) -> None:
+        """Statistics of the round."""
+        if answer.headers is not None:
+            self.fleet.clock.drift(answer.headers, None if norm is None else self.fleet.island.agree(norm, 0.0)[0])
 
     def land(self) -> None:
         """Apply the oldest round under way, waiting for it."""
@@ -356,13 +373,17 @@ class Row:
         self.landed, self.weighed_from = flight.number, self.sync.every.launch_step(flight.number)
         if answer.unequal:
             self._send_copy_again(flight.number)
+        in_passing = len(self.lanes) == 1 and answer.divisor != 1
+        if not in_passing:
+            self._note_drift(answer, float(torch.linalg.vector_norm(answer.mean())) if self._compares else None)
         for i, (lane, sent) in enumerate(zip(self.lanes, flight.sent, strict=True)):
             last = i == len(self.lanes) - 1
-            mean = answer.mean if last else answer.mean.clone()
+            mean = answer.total if in_passing else answer.mean() if last else answer.mean().clone()
             share = answer.shares[self.fleet.worker + i]
             had = None if all(sent.present) else sent.present
             with lane.borrowed() as state:
-                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held, had)
+                weighed = (answer.divisor, self._compares)
+                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held, had, *weighed)
                 self.sync.rule.recv(lane.live, state, reduced, self.scope)
                 if sent.rest is not None:
                     state["residual"] = sent.rest
@@ -370,6 +391,8 @@ class Row:
             if sent.sick:
                 self.fleet.cleanse(lane.live.replica, self)
             self.fleet.spare.give(mean)
+            if in_passing:
+                self._note_drift(answer, math.sqrt(reduced.square) if self._compares else None)
         if self.sync.rule.equalises(self.scope):
             self.equal_at = self.fleet.steps_begun
 

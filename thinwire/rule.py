@@ -7,6 +7,7 @@ round that is lost never happened. Delayed and eager updates take their outer st
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,25 +39,57 @@ class Scope:
     lossless: bool
 
 
-@dataclass
 class Reduced:
     """The answer of a round. `mean` is the rule's to use up.
 
     `own` is this replica's contribution as decoded, or None where x is still exactly what was sent.
     `sick`: this replica's message was not finite and was left out, so it takes the result outright.
     `held` says which tensors any worker had at launch, `had` which this one had; None means all.
+    With a `divisor` it is made of a sum, which becomes the mean when it is asked for: whole, or by `part`.
 
-    >>> Reduced(mean=torch.zeros(3), own=None, share=0.25).sick
-    False
+    >>> Reduced(mean=torch.ones(3), own=None, share=0.25, divisor=4).mean
+    tensor([0.2500, 0.2500, 0.2500])
     """
 
-    mean: Tensor
-    own: Tensor | None
-    share: float
-    sick: bool = False
-    kept: Tensor | None = None
-    held: list[bool] | None = None
-    had: list[bool] | None = None
+    def __init__(
+        self,
+        mean: Tensor,
+        own: Tensor | None,
+        share: float,
+        sick: bool = False,
+        kept: Tensor | None = None,
+        held: list[bool] | None = None,
+        had: list[bool] | None = None,
+        divisor: float = 1.0,
+        measured: bool = False,
+    ) -> None:
+        self.own, self.share, self.sick, self.kept, self.held, self.had = own, share, sick, kept, held, had
+        self.divisor, self.measured = divisor, measured
+        self.square = 0.0  # of the norm of what was divided, if it is `measured`
+        self._values = mean
+
+    @property
+    def mean(self) -> Tensor:
+        if self.divisor != 1:
+            for (part,) in _strips(self._values):
+                self._divide(part)
+            self.divisor = 1.0
+        return self._values
+
+    def part(self, which: slice) -> Tensor:
+        """The mean of some values, divided in the pass that uses them: to be taken once each."""
+        part = self._values[which]
+        if self.divisor != 1:
+            self._divide(part)
+        return part
+
+    def _divide(self, part: Tensor) -> None:
+        if math.frexp(self.divisor)[0] == 0.5:  # a power of two: the same bits in half the time
+            part.mul_(1 / self.divisor)
+        else:
+            part.div_(self.divisor)
+        if self.measured:
+            self.square += float(torch.dot(part, part))
 
 
 @dataclass(frozen=True)
@@ -84,10 +117,10 @@ class Nesterov:
             d.add_(v, alpha=self.momentum)
             p.add_(d, alpha=-self.lr)
 
-    def step_slice(self, which: slice, point: Tensor, state: State, drift: Tensor) -> None:
-        """The same for some values only."""
+    def step_part(self, which: slice, point: Tensor, state: State, drift: Tensor) -> None:
+        """The same for some values only, of which `drift` is."""
         slots: State = {slot: _get(state, slot)[which] for slot in self.slots}
-        self.step(point[which], slots, drift[which])
+        self.step(point[which], slots, drift)
 
 
 def _strips(*buffers: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -296,7 +329,7 @@ class Outer(Rule):
             self.step.step(anchor, state, answer.mean)
             x.write(x.read().mul_(self.mix).add_(anchor, alpha=1 - self.mix))
         else:
-            x.write_along(anchor, lambda which: self.step.step_slice(which, anchor, state, answer.mean))
+            x.write_along(anchor, lambda which: self.step.step_part(which, anchor, state, answer.part(which)))
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
     sent = flight.sent[lane] if flight else Sent(None, None, None, False, 0.0, [True] * len(row.names))
     answer = flight.answer if flight else None
     zeros = torch.zeros(row.layout.total)
-    buffers = {"mean": answer.mean if answer else None, "own": sent.own, "rest": sent.rest, "kept": sent.kept}
+    buffers = {"mean": answer.mean() if answer else None, "own": sent.own, "rest": sent.rest, "kept": sent.kept}
     held = answer.held if answer and answer.held is not None else [True] * len(row.names)
     return {
         "number": flight.number if flight else 0,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .pages import fresh
 
-STRIP = 1 << 18  # values
+STRIP = 1 << 19  # values: several buffers of it stay in a cache, and calls cost little beside it
 Weight = float | Tensor  # one number for a whole payload, or one per value of the buffer
 
 
@@ -78,6 +78,10 @@ class Layout:
             buffer[at : at + size].view(shape)
             for at, size, shape in zip(self.offsets, self.sizes, self.shapes, strict=True)
         ]
+
+    def values_of(self, tensor: int, first: int, last: int) -> slice:
+        """Where those values of a tensor lie."""
+        return slice(self.offsets[tensor] + first, self.offsets[tensor] + last)
 
     @cached_property
     def strips(self) -> tuple[Strip, ...]:
