@@ -124,13 +124,27 @@ class Strip:
 
     def inverse(self, coefficients: Tensor, tensor: Tensor, room: Tensor) -> None:
         """Coefficients (blocks of the strip, high * wide), maybe room[0], -> the strip's part of the matrix."""
-        b = self.blocks
-        values, half = room[0].view(-1, b.high, b.wide), room[1].view(-1, b.high, b.wide)
+        b, padded = self.blocks, self._rows(tensor).numel() < self.size
+        half = room[1].view(-1, b.high, b.wide)
         torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device), out=room[1].view(-1, b.wide))
         if b.high == 1:
-            return self._put(half, tensor)
-        left = cosines(b.high, tensor.device).T
-        self._put(torch.bmm(left.expand(len(half), -1, -1), half, out=values), tensor)
+            self._put(half, tensor)
+        elif padded or b.high % 2:
+            left = cosines(b.high, tensor.device).T.expand(len(half), -1, -1)
+            self._put(torch.bmm(left, half, out=room[0].view(half.shape)), tensor)
+        else:
+            self._mirrored(half, tensor, room[0].view(2, len(half), b.high // 2, b.wide))
+
+    def _mirrored(self, half: Tensor, tensor: Tensor, room: Tensor) -> None:
+        """The inverse down, by half the multiplications: even waves are the same from both ends, odd ones negated."""
+        b, middle = self.blocks, self.blocks.high // 2
+        for parity in (0, 1):
+            waves = cosines(b.high, tensor.device)[parity::2, :middle].T
+            torch.bmm(waves.expand(len(half), -1, -1), half[:, parity::2], out=room[parity])
+        there = self._rows(tensor).view(-1, b.high, b.across, b.wide).transpose(1, 2)
+        even, odd = (x.view(-1, b.across, middle, b.wide) for x in room)
+        torch.add(even, odd, out=there[:, :, :middle])
+        there[:, :, middle:] = torch.sub(even, odd, out=even).flip(2)
 
     def inverse_of_few(self, index: Tensor, values: Tensor, tensor: Tensor, room: Tensor) -> None:
         """As `inverse`, of k coefficients of each block, no more than its shorter side, and where they are.
