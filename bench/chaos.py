@@ -335,7 +335,7 @@ def goodputs(options: argparse.Namespace, lives: list[Life], faults: list[dict[s
         absence=mean(absences or [0]),
     )
     fleet = plan.Fleet(WORKERS, EVERY * options.pace, exchange_of(lives, options.pace), EVERY)
-    planned, measured = goodput("quorum", fleet, told, rounds=5000), committed * options.pace / (WORKERS * seconds)
+    planned, measured = goodput("quorum", fleet, told, rounds=50_000), committed * options.pace / (WORKERS * seconds)
     found = {"measured": measured, "planned": planned, "ratio": planned / measured, "exchange": fleet.exchange}
     return found | {"told": asdict(told), "mean_recovery": {k: mean(r) for k, r in recoveries.items() if r}}
 
