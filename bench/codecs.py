@@ -40,6 +40,8 @@ PER_LAYER = [(768,)] * 2 + [(768, 2304), (2304,), (768, 768), (768,)] + [(768,)]
 PER_LAYER += [(768, 3072), (3072,), (3072, 768), (768,)]
 GPT2 = [(50257, 768), (1024, 768), *PER_LAYER * 12, (768,), (768,)]
 WORKERS = 4
+PUBLISHED = "published DCT + top-k"
+Part = tuple[str, str]  # a codec, and what it does
 
 
 @dataclass
@@ -52,17 +54,18 @@ class Timing:
     times_copy: float
 
 
-def median_ms(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Of `repeats` runs after two that warm up."""
-    times = []
-    for run in range(repeats + 2):
-        settle(device)
-        start = time.perf_counter()
-        work()
-        settle(device)
-        if run >= 2:
-            times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+def medians(works: dict[Part, Callable[[], object]], device: torch.device, repeats: int) -> dict[Part, float]:
+    """Milliseconds, of `repeats` runs after two that warm up; all in turn, so that what else the machine does at the
+    time slows all of them."""
+    times: dict[Part, list[float]] = {part: [] for part in works}
+    for _ in range(repeats + 2):
+        for part, work in works.items():
+            settle(device)
+            start = time.perf_counter()
+            work()
+            settle(device)
+            times[part].append(1e3 * (time.perf_counter() - start))
+    return {part: statistics.median(found[2:]) for part, found in times.items()}
 
 
 def settle(device: torch.device) -> None:
@@ -174,16 +177,17 @@ def published(device: torch.device) -> dict[str, Callable[[], object]]:
 def measure(device: torch.device, repeats: int, only: str = "") -> list[Timing]:
     layout, buffer = message(Float32(), device)
     other, gigabytes = torch.empty_like(buffer), 4e-9 * layout.values
-    copy = median_ms(lambda: other.copy_(buffer), device, repeats)
-    found = [Timing(device.type, "copy", "copy", copy, 1e3 * gigabytes / copy, 1.0)]
-    for codec in (codec for codec in CODECS if only in repr(codec) or codec is CODECS[-1]):
-        for part, work in ours(codec, device).items():
-            ms = median_ms(work, device, repeats)
-            found.append(Timing(device.type, repr(codec), part, ms, 1e3 * gigabytes / ms, ms / copy))
-    for part, work in published(device).items():
-        ms = median_ms(work, device, repeats)
-        found.append(Timing(device.type, "published DCT + top-k", part, ms, 1e3 * gigabytes / ms, ms / copy))
-    return found
+    found = medians({("copy", "copy"): lambda: other.copy_(buffer)}, device, repeats)
+    for codec in (codec for codec in CODECS[:-1] if only in repr(codec)):
+        found |= medians(named(repr(codec), ours(codec, device)), device, repeats)
+    held = named(repr(CODECS[-1]), ours(CODECS[-1], device)) | named(PUBLISHED, published(device))
+    found |= medians(held, device, repeats)
+    copy = found["copy", "copy"]
+    return [Timing(device.type, *part, ms, 1e3 * gigabytes / ms, ms / copy) for part, ms in found.items()]
+
+
+def named(what: str, works: dict[str, Callable[[], object]]) -> dict[Part, Callable[[], object]]:
+    return {(what, part): work for part, work in works.items()}
 
 
 def show(timings: list[Timing]) -> None:
@@ -197,9 +201,7 @@ def gains(timings: list[Timing]) -> dict[str, float]:
     at = {(t.device, t.what, t.part): t.ms for t in timings}
     mine = repr(CODECS[-1])
     return {
-        f"{device} {part}": ms / at[device, mine, part]
-        for (device, what, part), ms in at.items()
-        if what == "published DCT + top-k"
+        f"{device} {part}": ms / at[device, mine, part] for (device, what, part), ms in at.items() if what == PUBLISHED
     }
 
 
