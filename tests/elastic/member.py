@@ -4,7 +4,8 @@
 
 Every line on standard output is JSON. `--stop-at PLACE:N` kills this process (kill -9) at a place in the N-th round:
 "exchange" (after it was launched), "vote" (before the vote), "commit" (after the vote, before it is applied).
-`--stop-at healing` is a slow joiner.
+`--stop-at healing` is a joiner that stops (SIGSTOP) when it is about to fetch the fleet's state, the first time;
+`--stop-at fetching` one that only takes its time there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,15 +77,15 @@ def die_at(place: str, number: int) -> None:
     Committing.__init__, Committing.confirm = counted_init, counted_confirm  # type: ignore[method-assign]
 
 
-def sleep_while_healed() -> None:
-    """A slow joiner: it stops (SIGSTOP) when it is about to fetch the fleet's state, the first time."""
+def pause_before_healing(pause: Callable[[], None]) -> None:
+    """A slow joiner."""
     fetch, stopped = Healing.recv_checkpoint, []
 
     def slowly(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not stopped:
             stopped.append(True)
             tell(kind="stopping")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            pause()
         return fetch(self, *args, **kwargs)
 
     Healing.recv_checkpoint = slowly  # type: ignore[method-assign]
@@ -106,7 +108,9 @@ def main(words: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
     if arguments.stop_at == "healing":
-        sleep_while_healed()
+        pause_before_healing(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    elif arguments.stop_at == "fetching":
+        pause_before_healing(lambda: time.sleep(1))
     elif arguments.stop_at:
         place, _, number = arguments.stop_at.partition(":")
         die_at(place, int(number))

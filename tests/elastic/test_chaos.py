@@ -139,6 +139,13 @@ def test_a_slow_joiner_does_not_hold_up_the_others_for_long(start: Start) -> Non
     assert len(each([*members, newcomer], step + 4, "params")) == 1
 
 
+def test_a_joiner_that_takes_its_time_is_waited_for_where_quorums_are_asked_for_in_advance(start: Start) -> None:
+    members = pair(start, "eager")
+    joined(members, newcomer := start("eager", "y", "--stop-at", "fetching"))
+    assert [member.lines[-1]["lost"] for member in [*members, newcomer]] == [0, 0, 0]
+    assert not any(member.events("healed") for member in members)
+
+
 def test_the_coordinator_may_die_and_return() -> None:
     port = free_port()
     first = second = coordinator_process(port)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torchft")
 
 from tests.elastic.garbage import until  # noqa: E402
+from thinwire.elastic import healing as module  # noqa: E402
 from thinwire.elastic.channel import Channel  # noqa: E402
 from thinwire.elastic.door import Refused  # noqa: E402
 from thinwire.elastic.healing import Healing  # noqa: E402
@@ -174,6 +175,21 @@ def test_a_joiner_that_dies_while_it_waits_takes_no_place(healing) -> None:
         Channel.join(link, SECRET, 10).send_json({"step": 9, "timeout": 1000})
         until(lambda: any(guest.friend for guest in donor._door._present()))
     until(lambda: not donor._door._present())
+
+
+def test_what_is_over_is_not_waited_for_as_long_as_what_is_to_come_unless_it_is_held(healing, monkeypatch) -> None:
+    monkeypatch.setattr(module, "AGAIN", 0.1)
+    donor, joiner = healing(), healing()
+    donor.send_checkpoint([1], 8, "state", PATIENT)
+    donor.held = True
+    donor.disallow_checkpoint()
+    assert joiner.recv_checkpoint(0, donor.metadata(), 8, PATIENT) == "state"
+    donor.held = False
+    donor.disallow_checkpoint()
+    with pytest.raises(Refused, match="step 8 is not served"):
+        joiner.recv_checkpoint(0, donor.metadata(), 8, PATIENT)
+    donor.send_checkpoint([1], 8, "once more", PATIENT)  # the round was lost, and its step comes again
+    assert joiner.recv_checkpoint(0, donor.metadata(), 8, PATIENT) == "once more"
 
 
 def test_what_is_over_or_never_staged_is_refused(healing) -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger("thinwire")
 LIMIT = 1 << 36  # bytes of a state: 64 GiB
 STALL = 30.0  # seconds that one frame may take before the donor gives the joiner up
 LONGEST = 3600.0  # seconds that a joiner may ask the donor to wait for its own staging
+AGAIN = 5.0  # seconds to wait for a step that was staged before: after a lost round it may be once more
 
 
 class Healing(CheckpointTransport[Any]):
@@ -58,7 +59,8 @@ class Healing(CheckpointTransport[Any]):
         self._serving: set[Guest] = set()
         self._change = threading.Condition()
         self._patience = STALL
-        self._turns = 0
+        self.held = False  # torchft ends the healing with each vote: here the staged state outlives the next one
+        self._turns, self._over = 0, -1  # the last step whose state was served here, and is not any more
         self._door = Door("healing", address, port, self._welcome)
 
     def metadata(self) -> str:
@@ -68,6 +70,7 @@ class Healing(CheckpointTransport[Any]):
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
         """Stage a copy of the state; joiners fetch it until `disallow_checkpoint`."""
+        self.held = False
         self.disallow_checkpoint()
         parcel = pack(state_dict)
         if parcel.size > self._limit:
@@ -77,8 +80,11 @@ class Healing(CheckpointTransport[Any]):
             self._change.notify_all()
 
     def disallow_checkpoint(self) -> None:
-        """Serve no more; wait for transfers under way, at most the `timeout` that `send_checkpoint` was given."""
+        """Serve no more, unless `held`; wait for transfers under way, at most as long as `send_checkpoint` was told."""
+        if self.held:
+            return
         with self._change:
+            self._over = self._over if self._staged is None else self._staged[0]
             self._staged = None
             if not self._change.wait_for(lambda: not self._serving, self._patience):
                 for guest in self._serving:
@@ -120,8 +126,8 @@ class Healing(CheckpointTransport[Any]):
 
     def _await(self, guest: Guest, step: float, wait: float) -> Parcel | None:
         """The staged state of that step, waited for: a joiner may ask before its donor has come to the round."""
-        deadline = time.monotonic() + wait
         with self._change:
+            deadline = time.monotonic() + (wait if step > self._over else min(wait, AGAIN))
             turn = self._turns
             while self._staged is None or self._staged[0] < step:
                 if time.monotonic() > deadline or turn != self._turns:

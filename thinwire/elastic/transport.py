@@ -190,7 +190,9 @@ class Elastic(Transport):
     def look_ahead(self) -> None:
         """With overlap the next quorum is asked for in advance: nobody waits for it unless somebody is a round late."""
         if self._ahead and self._asking is None and self.epoch is not None and not self.epoch.broken:
+            self._healing.held = True  # a joiner of this quorum may not have come for its state yet
             self._ask()
+            self._healing.held = False
 
     def _complete(self, before: Epoch | None, patient: bool) -> bool:
         """Whether a quorum was found that can work; with a coordinator that has just come back, wait for the others."""
@@ -246,6 +248,7 @@ class Elastic(Transport):
         self._wait(lambda: self._staging.is_set() or not self._asking_on())
         if self._pending is not None and self.epoch is not None:
             self.newcomers.drain()
+        self._healing.disallow_checkpoint()  # the rounds have landed for which it was held
         self._at_round.set()
         self._wait(lambda: not self._asking_on())
         self._asking = None
@@ -258,10 +261,13 @@ class Elastic(Transport):
             self._tell(
                 "quorum", (), f"step {self._step}: this quorum came to nothing: {_line(error.original_exception)}"
             )
-        if self._pending is not None:
-            self._adopt(self._pending)
+        fresh = self._pending
+        if fresh is not None:
+            self._adopt(fresh)
         if self._failed and self.epoch is not None:
             self.epoch.broken = True
+        if self._failed and fresh is not None:
+            self.reporter.say(quorum=-fresh.number)  # nobody need wait for us there
 
     def _asking_on(self) -> bool:
         return self._asking is not None and self._asking.is_alive()
