@@ -185,9 +185,9 @@ def train(run: Run, corpus: Corpus, compiled: bool, held_batches: int) -> dict[s
     fleet.finish()
     return {
         **asdict(run), "held": curve[-1]["held"], "held_of_the_mean": of_mean, "finished": trial.held(held),
-        "second_test": trial.held(second) if second else None, "curve": curve, "bytes_sent": sent, "wire_received": wire, "stats": fleet.stats(),
-        "events": fleet.events.counts, "compiled": compiled,
-        "parameters": sum(p.numel() for p in trial.models[0].parameters()),
+        "second_test": trial.held(second) if second else None, "curve": curve,
+        "bytes_sent": sent, "wire_received": wire, "stats": fleet.stats(), "events": fleet.events.counts,
+        "compiled": compiled, "parameters": sum(p.numel() for p in trial.models[0].parameters()),
         "device": torch.cuda.get_device_name() if corpus.device == "cuda" else "cpu", "torch": torch.__version__,
         "set_up_seconds": ready - began, "seconds": time.monotonic() - ready, "beside": os.environ.get("BESIDE"),
     }  # fmt: skip
