@@ -23,6 +23,7 @@ TRANSFORMED = [
     DCT(TopK(32, values=BFloat16())),
     DCT(TopK(64, values=TwoBit(), merge="mean")),
     DCT(TopK(4, values=Int8()), chunk=16),
+    DCT(TopK(20), chunk=16),
     DCT(TopK(4096)),
     DCT(Int8()),
     DCT(E3M0(), chunk=13),

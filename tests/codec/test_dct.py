@@ -46,10 +46,11 @@ def test_selection(k, s):
             np.testing.assert_allclose(y, reference.back(kept(x, k, s)[0], x), atol=5e-6)
 
 
+@pytest.mark.parametrize("k", [32, 40])  # four workers: entries that are added up one by one, and too many for that
 @pytest.mark.parametrize("rule", ["senders", "mean"])
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.5, 0.0, 3.0)])
-def test_merge(rule, weights):
-    codec = DCT(TopK(32, merge=rule))
+def test_merge(k, rule, weights):
+    codec = DCT(TopK(k, merge=rule))
     made = [filled(codec, seed=seed) for seed in range(4)]
     layout = made[0][0]
     payloads = [codec.encode(buffer, layout) for _, buffer in made]
@@ -57,13 +58,13 @@ def test_merge(rule, weights):
     per_tensor = tensors(codec.merge(payloads, [torch.full((layout.total,), w) for w in weights], layout), layout)
     for one, other, *x in zip(got, per_tensor, *[tensors(b, layout) for _, b in made], strict=True):
         if one.size:
-            want = reference.back(merged(x, weights, rule), x[0])
+            want = reference.back(merged(x, weights, k, rule), x[0])
             np.testing.assert_allclose(one, want, atol=5e-6)
             np.testing.assert_allclose(other, want, atol=5e-6)
 
 
-def merged(x, weights, rule):
-    sent = [kept(v, 32, 64) for v in x]
+def merged(x, weights, k, rule):
+    sent = [kept(v, k, 64) for v in x]
     out = []
     for block in range(len(sent[0][0])):
         total = sum(w * values[block] for w, (values, _) in zip(weights, sent, strict=True))

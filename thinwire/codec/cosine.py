@@ -124,9 +124,27 @@ class Strip:
 
     def inverse(self, coefficients: Tensor, tensor: Tensor, room: Tensor) -> None:
         """Coefficients (blocks of the strip, high * wide), maybe room[0], -> the strip's part of the matrix."""
+        wide, half = self.blocks.wide, room[1]
+        torch.mm(coefficients.view(-1, wide), cosines(wide, tensor.device), out=half.view(-1, wide))
+        self._inverse_down(half, tensor, room)
+
+    def inverse_of_some(self, index: Tensor, values: Tensor, tensor: Tensor, room: Tensor) -> None:
+        """As `inverse`, of entries (blocks of the strip, n), ascending by index; those at one place are added up.
+
+        Waves across are added up row by row: a matrix product would multiply zeros nearly always.
+        """
+        b, count = self.blocks, len(index) * self.blocks.high
+        row, first = index // b.wide, torch.arange(0, count, b.high, device=index.device)[:, None]
+        lengths = torch.bincount((row + first).view(-1), minlength=count)
+        starts, across = lengths.cumsum(0).sub_(lengths).to(index.dtype), (index - row * b.wide).view(-1)
+        waves, sizes = cosines(b.wide, tensor.device), values.view(-1)
+        half = torch.nn.functional.embedding_bag(across, waves, starts, mode="sum", per_sample_weights=sizes)
+        self._inverse_down(half, tensor, room)
+
+    def _inverse_down(self, half: Tensor, tensor: Tensor, room: Tensor) -> None:
+        """What is left when the blocks are transformed back across."""
         b, padded = self.blocks, self._rows(tensor).numel() < self.size
-        half = room[1].view(-1, b.high, b.wide)
-        torch.mm(coefficients.view(-1, b.wide), cosines(b.wide, tensor.device), out=room[1].view(-1, b.wide))
+        half = half.view(-1, b.high, b.wide)
         if b.high == 1:
             self._put(half, tensor)
         elif padded or b.high % 2:
@@ -136,7 +154,7 @@ class Strip:
             self._mirrored(half, tensor, room[0].view(2, len(half), b.high // 2, b.wide))
 
     def _mirrored(self, half: Tensor, tensor: Tensor, room: Tensor) -> None:
-        """The inverse down, by half the multiplications: even waves are the same from both ends, odd ones negated."""
+        """As `_inverse_down`, by half the multiplications: even waves are the same from both ends, odd ones negated."""
         b, middle = self.blocks, self.blocks.high // 2
         for parity in (0, 1):
             waves = cosines(b.high, tensor.device)[parity::2, :middle].T

@@ -90,6 +90,16 @@ class TopK(Codec):
         _add(total, read, at)
         return _over_senders(total, heard, read, at) if self.rule == "senders" else divide_by_weights(total, weights)
 
+    def parts(self, zeros: Tensor, where: Tensor, values: Tensor, weights: Sequence[Weight]) -> Tensor:
+        """Entries (workers, n) -> what each adds to the merge; `weights` are numbers. The zeros are worked in."""
+        column = torch.stack([torch.as_tensor(weight, dtype=torch.float32, device=where.device) for weight in weights])
+        parts = values * column[:, None]
+        if self.rule == "mean":
+            return divide_by_weights(parts, weights)
+        for mine, weight in zip(where, column, strict=True):
+            zeros.scatter_add_(0, mine, weight.expand(mine.shape))
+        return parts.div_(zeros[where].clamp_(min=TINY))
+
     def written(self, streams: Streams, kept: Layout) -> int:
         """Bytes of what `write` gives."""
         return sum(packed(*stream) for stream in streams) + self.values.size(self._body(kept))

@@ -59,23 +59,27 @@ class Streamed:
 
     def _merge(self, index: Tensor, values: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
         """Entries (workers, blocks, k)."""
-        few = len(index) == 1 and self.inner.k**2 <= self.inner.chunk
 
         def work(strip: Strip, mine: slice, piece: Piece, room: Tensor) -> None:
             shares = [weight[piece.tensor] if isinstance(weight, Tensor) else weight for weight in weights]
-            if few:  # the mean over one worker is what it says, if it has any weight
-                strip.inverse_of_few(index[0, mine], values[0, mine] * (shares[0] > 0), piece.view(out), room)
-            else:
-                merged = self._mean(index[:, mine], values[:, mine], shares, room[:2].zero_())
-                strip.inverse(merged, piece.view(out), room)
+            self._put(strip, (index[:, mine], values[:, mine]), shares, piece.view(out), room)
 
         self._each(work, out.device)
 
-    def _mean(self, index: Tensor, values: Tensor, weights: Sequence[Weight], zeros: Tensor) -> Tensor:
-        """Entries of some blocks -> their coefficients, in the first of two zeros."""
-        first = torch.arange(0, zeros.shape[1], self.inner.chunk, device=index.device)[:, None]
-        found = list(zip((index + first).flatten(1), values.flatten(1), strict=True))
-        return self.inner.mean(list(zeros), found, weights, weights)
+    def _put(self, strip: Strip, entries: Entries, weights: Sequence[Weight], tensor: Tensor, room: Tensor) -> None:
+        """The merge of the entries of a strip, the way that takes least time for so many."""
+        (index, values), side = entries, strip.blocks.high
+        workers, _, k = index.shape
+        if workers == 1 and k <= side:  # the mean over one worker is what it says, if it has any weight
+            return strip.inverse_of_few(index[0], values[0] * (weights[0] > 0), tensor, room)
+        first = torch.arange(0, strip.size, self.inner.chunk, device=index.device)[:, None]
+        where, sent = (index + first).flatten(1), values.flatten(1)
+        if workers * k <= 2 * side:
+            parts = self.inner.parts(room[0].zero_(), where, sent, weights)
+            strip.inverse_of_some(*_in_order(index, parts.view(values.shape)), tensor, room)
+        else:
+            found = list(zip(where, sent, strict=True))
+            strip.inverse(self.inner.mean(list(room[:2].zero_()), found, weights, weights), tensor, room)
 
     def _each(self, work: Callable[[Strip, slice, Piece, Tensor], None], device: torch.device) -> None:
         """Every strip, its blocks among all, the piece that it is of, and three times its size of memory to work in,
@@ -118,3 +122,11 @@ class Streamed:
     @cached_property
     def _streams(self) -> Streams:
         return [(self._kept.total, (self.inner.chunk - 1).bit_length())]
+
+
+def _in_order(index: Tensor, values: Tensor) -> Entries:
+    """Entries (workers, blocks, k) -> (blocks, workers * k), ascending by index, and at one index by worker."""
+    bits = (len(index) - 1).bit_length()
+    worker = torch.arange(len(index), dtype=index.dtype, device=index.device)[:, None, None]
+    keys, order = (index << bits | worker).transpose(0, 1).flatten(1).sort(1)
+    return keys >> bits, values.transpose(0, 1).flatten(1).gather(1, order)
