@@ -66,7 +66,8 @@ class Pack:
         for member in self.members:
             last = member.step(self.joined + self.later)
             assert last["workers"] == WORKERS and last["lost"] <= (member is not self.members[2])
-        assert not any(member.events("healed") for member in self.members[:2]), "the others keep their own state"
+        # the others keep their own state, but for one who could not know whether that round counted
+        assert all(len(member.events("healed")) <= 1 for member in self.members[:2])
 
     def end(self) -> None:
         for member in self.started:
