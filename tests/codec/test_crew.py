@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -51,3 +54,17 @@ def test_the_same_bits_with_any_number_of_threads(threads, codec):
         found.append((payload, own, codec.merge([payload, payload], [1.0, 2.0], layout)))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_has_a_crew_of_its_own(threads):
+    threads(2)
+    seen = []
+    share([1, 2, 3, 4], seen.extend, CPU)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        found = []
+        share([1, 2, 3, 4], found.extend, CPU)
+        os._exit(len(found))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(seen) == 4
