@@ -6,7 +6,6 @@ another between two operations. Results do not depend on how many threads there 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -27,7 +26,7 @@ def share(items: Sequence[T], work: Callable[[Iterator[T]], None], device: torch
     [1, 2, 3]
     """
     left, threads = iter(items), torch.get_num_threads()
-    if device.type != "cpu" or threads == 1 or len(items) <= 1:
+    if device.type != "cpu" or threads == 1 or not items:
         return work(left)
     for done in [_crew(threads).submit(work, left) for _ in range(min(threads, len(items)))]:
         done.result()
@@ -47,7 +46,3 @@ def _crew(threads: int) -> ThreadPoolExecutor:
         begun.result()
     torch.set_num_threads(threads)  # threads that start later take what was set last
     return crew
-
-
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads, and would wait for them
-    os.register_at_fork(after_in_child=_crew.cache_clear)

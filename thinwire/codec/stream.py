@@ -35,15 +35,15 @@ class Streamed:
     def encode_with_own(self, buffer: Tensor, out: Tensor) -> Tensor:
         index, values = self._select(buffer)
         payload, sent = self._write(index, values)
-        self._merge(index[None], sent.view(1, *index.shape), [1.0], out)
+        self._merge([(index, sent.view(index.shape))], [1.0], out)
         return payload
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        self._merge(*self._read(payload[None]), [1.0], out)
+        self._merge(self._read(payload[None]), [1.0], out)
 
     def merge(self, payloads: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
         """Payloads (workers, size); `weights` are numbers, or one number per tensor of the row."""
-        self._merge(*self._read(payloads), weights, out)
+        self._merge(self._read(payloads), weights, out)
 
     def _select(self, buffer: Tensor) -> Entries:
         index = torch.empty(self._count, self.inner.k, dtype=torch.int64, device=buffer.device)
@@ -57,17 +57,18 @@ class Streamed:
         self._each(work, buffer.device)
         return index, values
 
-    def _merge(self, index: Tensor, values: Tensor, weights: Sequence[Weight], out: Tensor) -> None:
-        """Entries (workers, blocks, k)."""
+    def _merge(self, read: list[Entries], weights: Sequence[Weight], out: Tensor) -> None:
+        """The entries of each worker."""
 
         def work(strip: Strip, mine: slice, piece: Piece, room: Tensor) -> None:
             shares = [weight[piece.tensor] if isinstance(weight, Tensor) else weight for weight in weights]
-            self._put(strip, (index[:, mine], values[:, mine]), shares, piece.view(out), room)
+            entries = torch.stack([index[mine] for index, _ in read]), torch.stack([values[mine] for _, values in read])
+            self._put(strip, entries, shares, piece.view(out), room)
 
         self._each(work, out.device)
 
     def _put(self, strip: Strip, entries: Entries, weights: Sequence[Weight], tensor: Tensor, room: Tensor) -> None:
-        """The merge of the entries of a strip, the way that takes least time for so many."""
+        """The merge of the entries (workers, blocks, k) of a strip, the way that takes least time for so many."""
         (index, values), side = entries, strip.blocks.high
         workers, _, k = index.shape
         if workers == 1 and k <= side:  # the mean over one worker is what it says, if it has any weight
@@ -97,11 +98,17 @@ class Streamed:
     def _write(self, index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.write([index.view(-1)], self._streams, values.view(-1), self._kept)
 
-    def _read(self, payloads: Tensor) -> Entries:
-        """(workers, blocks, k)"""
-        found, values = self.inner.read(payloads, self._streams, self._kept)
-        shape = (len(payloads), self._count, self.inner.k)
-        return found[0].view(shape), values.view(shape)
+    def _read(self, payloads: Tensor) -> list[Entries]:
+        """(workers, size) -> the entries of each."""
+        read: list[Entries] = [(payloads, payloads)] * len(payloads)
+
+        def work(left: Iterator[int]) -> None:
+            for which in left:
+                found, values = self.inner.read(payloads[which : which + 1], self._streams, self._kept)
+                read[which] = found[0].view(-1, self.inner.k), values.view(-1, self.inner.k)
+
+        share(range(len(payloads)), work, payloads.device)
+        return read
 
     def _strips(self, device: torch.device) -> list[tuple[Strip, slice, Piece]]:
         found, first = [], 0
