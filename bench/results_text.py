@@ -180,10 +180,10 @@ wide: DiLoCo at 512 meets three times in this run and gets worse at the last mee
 "consensus" loses <decoupled 128 consensus : diloco 128>, "mean" <decoupled 128 mean : diloco 128>; for "mean" that is
 worker 0's copy, and the mean of its workers is far worse.
 
-**Speed.** A round in at most .6 of torchft's time was wanted. It holds with 1,000 tensors against torchft, and with 10
-and 100 against torchft's buckets; it does not with 10 and 100 against torchft without buckets, nor with 1,000 against
-its buckets. DCT + top-k, encoded and merged, takes 35 to 38 times less time on a GPU than the per-tensor approach in
-the same run; that approach is bound by its launches, and so by the host.
+**Speed.** A round in at most .6 of torchft's time was wanted. It holds with 1,000 tensors, and mostly against torchft's
+buckets; with 10 and 100 tensors it does not against torchft without buckets, where .64 is what the bytes moved through
+memory allow (`bench/README.md`). DCT + top-k, encoded and merged, takes 35 to 38 times less time on a GPU than the
+per-tensor approach in the same run; that approach is bound by its launches, and so by the host.
 """
 
 
