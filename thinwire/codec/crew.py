@@ -6,6 +6,7 @@ another between two operations. Results do not depend on how many threads there 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -46,3 +47,7 @@ def _crew(threads: int) -> ThreadPoolExecutor:
         begun.result()
     torch.set_num_threads(threads)  # threads that start later take what was set last
     return crew
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads, and would wait for them
+    os.register_at_fork(after_in_child=_crew.cache_clear)
