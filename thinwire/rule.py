@@ -67,29 +67,38 @@ class Reduced:
         self.divisor, self.measured = divisor, measured
         self.square = 0.0  # of the norm of what was divided, if it is `measured`
         self._values = mean
+        self._scratch: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
         if self.divisor != 1:
             for (part,) in _strips(self._values):
-                self._divide(part)
+                self._divide(part, out=part)
             self.divisor = 1.0
         return self._values
 
     def part(self, which: slice) -> Tensor:
-        """The mean of some values, divided in the pass that uses them: to be taken once each."""
-        part = self._values[which]
-        if self.divisor != 1:
-            self._divide(part)
-        return part
+        """The mean of some values, divided in the pass that uses them: to be taken once each, and used up at once.
 
-    def _divide(self, part: Tensor) -> None:
+        A strip on a CPU is divided into a scratch that never leaves the cache, so that the sum is not written again.
+        """
+        part = self._values[which]
+        if self.divisor == 1:
+            return part
+        if part.is_cuda or part.numel() > STRIP:
+            return self._divide(part, out=part)
+        if self._scratch is None:
+            self._scratch = torch.empty(STRIP)
+        return self._divide(part, out=self._scratch[: part.numel()])
+
+    def _divide(self, part: Tensor, out: Tensor) -> Tensor:
         if math.frexp(self.divisor)[0] == 0.5:  # a power of two: the same bits in half the time
-            part.mul_(1 / self.divisor)
+            torch.mul(part, 1 / self.divisor, out=out)
         else:
-            part.div_(self.divisor)
+            torch.div(part, self.divisor, out=out)
         if self.measured:
-            self.square += float(torch.dot(part, part))
+            self.square += float(torch.dot(out, out))
+        return out
 
 
 @dataclass(frozen=True)
