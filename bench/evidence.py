@@ -25,12 +25,13 @@ from quality import Run, best_rate, read_list
 ROOT = Path(__file__).parents[1]
 KNOWN = ROOT / "bench/results/quality"
 START_UP = 20.0  # seconds from the start of a process to its first step
-FIRST_GUESS = 1.3e6  # tokens a second, of all processes together, until a run has ended
+FIRST_GUESS = 2e6  # tokens a second, of all processes together, until a run has ended
 
 
 def forward_passes(run: Run) -> float:
-    """Tokens of a run, those of many small workers and of Muon counted as dearer."""
-    return run.steps * run.tokens * (1 + 0.04 * run.workers) * (1.2 if run.optimizer == "muon" else 1.0)
+    """Tokens of a run, those of many small workers, of Muon and of a larger model counted as dearer."""
+    size = {"35M": 2.5}.get(run.preset, 1.0)
+    return run.steps * run.tokens * (1 + 0.04 * run.workers) * (1.2 if "muon" in run.optimizer else 1.0) * size
 
 
 @dataclass

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,11 +126,14 @@ class StackedMuon(Optimizer):
     """Muon with Adam's scale (0.2 sqrt(longer side)), matrices of one shape in one batched Newton-Schulz.
 
     The numbers are those of `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, up to the order of bf16 sums; dozens of
-    small matrices in M replicas would otherwise be bound by their launches.
+    small matrices in M replicas would otherwise be bound by their launches. `momentum` is how slowly the buffer forgets,
+    `share` what the buffer counts for beside the fresh gradient: torch's Muon has one number for both.
     """
 
-    def __init__(self, params: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+    def __init__(
+        self, params: list[nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95, share: float = 0.95
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "share": share})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -147,9 +151,41 @@ class StackedMuon(Optimizer):
             self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        directions = orthogonal(torch.stack(torch._foreach_lerp(gradients, buffers, momentum)))
+        directions = orthogonal(torch.stack(torch._foreach_lerp(gradients, buffers, group["share"])))
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(parameters, list(directions.float().unbind()), alpha=-lr * ratio)
+
+
+class SlowAdam(Optimizer):
+    """AdamW with a slow first moment u beside the fresh gradient, as MT-DAO (arXiv 2510.05361) has it.
+
+    x -= lr * ((1 - share) * g + share * u) / (sqrt(v) + eps), u and v corrected for their start.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], share: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "share": share, "weight_decay": 0.0})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for group in self.param_groups:
+            slow, fast = group["betas"]
+            held = [p for p in group["params"] if p.grad is not None]
+            gradients = [p.grad for p in held]
+            for p in held:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    self.state[p].setdefault(name, torch.zeros_like(p))
+            u, v = ([self.state[p][name] for p in held] for name in ("exp_avg", "exp_avg_sq"))
+            torch._foreach_lerp_(u, gradients, 1 - slow)
+            torch._foreach_mul_(v, fast)
+            torch._foreach_addcmul_(v, gradients, gradients, 1 - fast)
+            roots = torch._foreach_sqrt(torch._foreach_div(v, 1 - fast**self.count))
+            torch._foreach_add_(roots, 1e-8)
+            updates = torch._foreach_div(u, (1 - slow**self.count) / group["share"])
+            torch._foreach_add_(updates, gradients, alpha=1 - group["share"])
+            torch._foreach_mul_(held, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_addcdiv_(held, updates, roots, -group["lr"])
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -165,11 +201,12 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def optimizers_of(name: str, model: Llama, lr: float) -> list[Optimizer]:
-    """Weight decay .1 on matrices; with Muon the embedding and the norms stay with AdamW at the same rate.
+def optimizers_of(name: str, model: Llama, lr: float, decay: float = 0.1) -> list[Optimizer]:
+    """Weight decay on matrices; with Muon the embedding and the norms stay with AdamW at the same rate.
 
     So they do with "adopt+adamw". ADOPT's second moment begins as the first gradient's square and with the published
-    beta of .9999 hardly moves in a short run; "adopt.99+adamw" has .99.
+    beta of .9999 hardly moves in a short run; "adopt.99+adamw" has .99. "slow adamw" and "slow muon" have a slow
+    momentum beside the fresh gradient.
     """
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     embeddings = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" in n]
@@ -179,17 +216,20 @@ def optimizers_of(name: str, model: Llama, lr: float) -> list[Optimizer]:
         return [tw.ADOPT(model.parameters(), lr=lr)]
     if name == "sgd":
         return [torch.optim.SGD(model.parameters(), lr=lr)]
-    matrices = embeddings + inner if name == "adamw" else embeddings
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    matrices = embeddings + inner if name.endswith("adamw") and "+" not in name else embeddings
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     adam = AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=fused)
     if name == "adamw":
         return [adam]
     if name in ("adopt+adamw", "adopt.99+adamw"):
         betas = (0.95, 0.99 if ".99" in name else 0.9999)
-        return [tw.ADOPT(inner, lr=lr, betas=betas, weight_decay=0.1), adam]
-    if name == "muon":
-        return [StackedMuon(inner, lr, weight_decay=0.1), adam]
-    raise ValueError(f"optimizer must be adamw, muon, adopt, adopt+adamw, adopt.99+adamw or sgd, not {name!r}")
+        return [tw.ADOPT(inner, lr=lr, betas=betas, weight_decay=decay), adam]
+    if name == "slow adamw":
+        return [SlowAdam(groups, lr, betas=(0.99, 0.95), share=0.9)]
+    if name in ("muon", "slow muon"):
+        return [StackedMuon(inner, lr, decay, momentum=0.99 if "slow" in name else 0.95), adam]
+    known = "adamw, slow adamw, muon, slow muon, adopt, adopt+adamw, adopt.99+adamw or sgd"
+    raise ValueError(f"optimizer must be {known}, not {name!r}")
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:

@@ -47,6 +47,7 @@ class Run:
     tokens: int = 32768  # per step, over all workers
     preset: str = "12M"
     context: int = 512
+    decay: float = 0.1  # of the weights of matrices
     start: str | None = None  # another method for the first `start_steps`
     start_steps: int = 0
     double_at: int = 0  # a step after which there are twice the workers
@@ -101,7 +102,7 @@ class Trial:
     def _recruit(self, count: int) -> None:
         for _ in range(count):
             self.models.append(build(self.run.preset, self.corpus, self.run.seed, self.compiled))
-            self.optimizers.append(optimizers_of(self.run.optimizer, self.models[-1], self.peak))
+            self.optimizers.append(optimizers_of(self.run.optimizer, self.models[-1], self.peak, self.run.decay))
 
     def _method(self, text: str) -> tw.Method:
         names = {
