@@ -126,8 +126,8 @@ class StackedMuon(Optimizer):
     """Muon with Adam's scale (0.2 sqrt(longer side)), matrices of one shape in one batched Newton-Schulz.
 
     The numbers are those of `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, up to the order of bf16 sums; dozens of
-    small matrices in M replicas would otherwise be bound by their launches. `momentum` is how slowly the buffer forgets,
-    `share` what the buffer counts for beside the fresh gradient: torch's Muon has one number for both.
+    small matrices in M replicas would otherwise be bound by their launches. `momentum` is how slowly the buffer
+    forgets, `share` what it counts for beside the fresh gradient: torch's Muon has one number for both.
     """
 
     def __init__(

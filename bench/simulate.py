@@ -1,6 +1,6 @@
 """What hosting costs: one process with M replicas against one model fed the same tokens.
 
-    python bench/simulate.py                                        # CPU
+    python bench/simulate.py --workers 2 4 8 16 --out bench/results/simulate_cpu.json
     python bench/simulate.py --device cuda --preset 5M --batch 16 --context 256 --precision bf16 --steps 200
 
 Prints milliseconds a step for both, with and without CUDA graphs where there is a GPU, and the ratios. Each round times
@@ -10,11 +10,12 @@ both sides one after the other, and the median round counts: other load on the m
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
+from results import machine, save, say
 
 import thinwire as tw
 from thinwire.train import data
@@ -61,12 +62,12 @@ class Side:
         return 1000 * (time.perf_counter() - began) / count
 
 
-def measure(args: argparse.Namespace, graphs: bool) -> dict[str, float]:
-    config = _config(args)
+def measure(args: argparse.Namespace, workers: int, graphs: bool) -> dict[str, float]:
+    config = _config(args, workers, args.batch)
     data.resolve(config)
     dataset = data.load(config)
     many = Side(config, dataset, graphs, fleet=True)
-    config = _config(args, workers=1, batch=args.batch * args.workers)
+    config = _config(args, 1, args.batch * workers)
     data.resolve(config)
     one = Side(config, dataset, graphs, fleet=False)
     for side in (many, one):
@@ -81,10 +82,10 @@ def measure(args: argparse.Namespace, graphs: bool) -> dict[str, float]:
     }
 
 
-def _config(args: argparse.Namespace, workers: int | None = None, batch: int | None = None) -> Config:
-    config = Config(workers=workers or args.workers)
+def _config(args: argparse.Namespace, workers: int, batch: int) -> Config:
+    config = Config(workers=workers)
     pairs = {"method.name": args.method, "model.preset": args.preset, "model.context": args.context}
-    pairs |= {"train.batch": batch or args.batch, "train.device": args.device, "train.precision": args.precision}
+    pairs |= {"train.batch": batch, "train.device": args.device, "train.precision": args.precision}
     for key, value in pairs.items():
         override(config, f"{key}={value}")
     return config
@@ -92,7 +93,7 @@ def _config(args: argparse.Namespace, workers: int | None = None, batch: int | N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, nargs="+", default=[4])
     parser.add_argument("--method", default="desloc")
     parser.add_argument("--preset", default="1M")
     parser.add_argument("--batch", type=int, default=8, help="sequences of one worker")
@@ -100,16 +101,17 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=42)
+    parser.add_argument("--out", type=Path, help="write the numbers here as JSON")
     args = parser.parse_args()
-    results = {"launch by launch": measure(args, graphs=False)}
-    if args.device.startswith("cuda"):
-        results["CUDA graphs"] = measure(args, graphs=True)
-        plain, graphs = results["launch by launch"], results["CUDA graphs"]
-        graphs["ratio_to_plain_model"] = graphs["hosting_ms"] / plain["one_model_ms"]
-    for name, numbers in results.items():
-        many, one = numbers["hosting_ms"], numbers["one_model_ms"]
-        print(f"{name}: {args.workers} replicas {many:.2f} ms, one model {one:.2f} ms, {numbers['ratio']:.2f}x")
-    print(json.dumps({"settings": vars(args), "results": results}))
+    started, results = machine(), {}
+    for workers in args.workers:
+        say(f"{workers} replicas")
+        results[f"{workers} replicas"] = measure(args, workers, graphs=False)
+        if args.device.startswith("cuda"):
+            results[f"{workers} replicas, CUDA graphs"] = measure(args, workers, graphs=True)
+    for name, found in results.items():
+        print(f"{name}: {found['hosting_ms']:.2f} ms, one model {found['one_model_ms']:.2f} ms, {found['ratio']:.2f}x")
+    save(args.out, 0, results, started)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,19 @@ def test_stacked_muon_is_muon() -> None:
         assert torch.allclose(matrix, copy, atol=0.01)
 
 
+def test_slow_adam_follows_its_equation() -> None:
+    parameter = torch.nn.Parameter(torch.ones(5))
+    slow = lm.SlowAdam([{"params": [parameter], "weight_decay": 0.5}], 0.1, (0.99, 0.95), share=0.9)
+    x, u, v = torch.ones(5), torch.zeros(5), torch.zeros(5)
+    for step in range(1, 5):
+        g = parameter.grad = torch.randn(5, generator=torch.Generator().manual_seed(step))
+        u, v = 0.99 * u + 0.01 * g, 0.95 * v + 0.05 * g * g
+        direction = 0.1 * g + 0.9 * u / (1 - 0.99**step)
+        x = x * (1 - 0.1 * 0.5) - 0.1 * direction / ((v / (1 - 0.95**step)).sqrt() + 1e-8)
+        slow.step()
+    assert torch.allclose(parameter, x, atol=1e-6)
+
+
 def test_whole_novels_are_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     novel = "It was a dark night. " * 400
     (tmp_path / "novels.txt").write_text(prepare_corpus.SEPARATOR.join([novel] * 50 + ["The end of it all. " * 300]))
