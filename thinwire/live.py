@@ -87,6 +87,8 @@ class Live:
         return self.tensors() if self.replica.line is None else self.replica.line.read(self)
 
     def present(self) -> list[bool]:
+        if self.view.kind not in ("grads", "moment"):  # only these come to be during training
+            return [True] * len(self.names)
         return [tensor is not None for tensor in self.tensors()]
 
     def dtypes(self) -> list[str]:
@@ -184,6 +186,17 @@ class Live:
         for tensor, view, factor in zip(self.tensors(), self.layout.views(buffer), factors, strict=True):
             if tensor is not None:
                 add_scaled(tensor, view, factor)
+
+    def mix(self, buffer: Tensor, keep: float) -> None:
+        """x = keep * x + (1 - keep) * buffer, in fp32 and then rounded as x is."""
+        if self.replica.line is not None:
+            self.write(self.read().mul_(keep).add_(buffer, alpha=1 - keep))
+            return
+        for tensor, view in zip(self.tensors(), self.layout.views(buffer), strict=True):
+            if tensor is not None and tensor.dtype is torch.float32:
+                tensor.mul_(keep).add_(view, alpha=1 - keep)
+            elif tensor is not None:
+                tensor.copy_(tensor.float().mul_(keep).add_(view, alpha=1 - keep))
 
     def drop_gradients(self) -> None:
         """Every worker skips the inner step that is due."""

@@ -329,14 +329,11 @@ class Outer(Rule):
     def equalises(self, scope: Scope) -> bool:
         return not self.mix
 
-    def scratch(self, scope: Scope) -> int:
-        return int(self.mix > 0)
-
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
         anchor = _get(state, "anchor")
         if self.mix and not answer.sick:
             self.step.step(anchor, state, answer.mean)
-            x.write(x.read().mul_(self.mix).add_(anchor, alpha=1 - self.mix))
+            x.mix(anchor, self.mix)
         else:
             x.write_along(anchor, lambda which: self.step.step_part(which, anchor, state, answer.part(which)))
 
