@@ -7,6 +7,7 @@ so that `torch.distributed.checkpoint` can fill them in and does not take two wo
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from .transport import PeerLost
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-FORMAT = 1
+FORMAT = 2
 _COUNTERS = ("steps", "bytes_sent", "wire_sent", "wire_received")
 
 
@@ -62,6 +63,7 @@ def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
     state = {name: zeros.clone() if value is None else value.clone() for name, value in lane.state.items()}
     empty = [name for name, value in lane.state.items() if value is None]
     return {
+        "tensors": _tensors(row),
         "launched": row.launched,
         "landed": row.landed,
         "equal_at": row.equal_at,
@@ -73,6 +75,11 @@ def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
         "empty": ",".join(empty),
         **{f"flight{i}": _save_flight(row, index, i) for i in range(row.sync.every.in_flight)},
     }
+
+
+def _tensors(row: Row) -> str:
+    """What the row's buffers are made of: the same method may be of other fragments, or of another model."""
+    return "; ".join(f"{name} {tuple(shape)}" for name, shape in zip(row.names, row.layout.shapes, strict=True))
 
 
 def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
@@ -125,6 +132,19 @@ def _check(fleet: Fleet, saved: dict[str, Any]) -> None:
         raise ValueError(
             f"the state was saved by {saved['workers']} workers{lacking}; this fleet has {fleet.workers}. "
             "Start the same number, or load only model and optimizer and begin with new outer state"
+        )
+    for row in fleet.rows:
+        _check_row(row, saved[_key(fleet, 0)].get(f"row{row.index}", {}).get("tensors", ""))
+
+
+def _check_row(row: Row, saved: str) -> None:
+    if saved != _tensors(row):
+        theirs, mine = saved.split("; "), _tensors(row).split("; ")
+        found = next(((a, b) for a, b in zip_longest(theirs, mine, fillvalue="") if a != b))
+        raise ValueError(
+            f"row {row.index} of the state holds {found[0] or 'nothing more'} where this fleet has "
+            f"{found[1] or 'nothing more'}. Build model, optimizer and fragments as they were, "
+            "or load only model and optimizer and begin with new outer state"
         )
 
 
