@@ -115,7 +115,7 @@ def load(fleet: Fleet, saved: dict[str, Any]) -> None:
             if row.names:
                 _load_row(row, row.lanes[lane], lane, state[f"row{row.index}"])
     fleet.steps_begun = fleet.steps
-    fleet.loaded, fleet._begun = True, False
+    fleet.loaded, fleet._begun = fleet.steps > 0, False  # before the first step nothing was agreed on yet
 
 
 def _check(fleet: Fleet, saved: dict[str, Any]) -> None:

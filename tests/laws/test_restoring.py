@@ -1,7 +1,8 @@
-"""What is loaded: states of other tensors are refused."""
+"""What is loaded: states of other tensors are refused, and a state from before the first step is a fresh start."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import thinwire as tw
 
-from .entries import adamw, fleet_of, momentum, sgd, train
+from .entries import adamw, fleet_of, momentum, odd_model, same, sgd, snapshot, train
 
 
 def layers(width: int = 7) -> nn.Module:
@@ -39,3 +40,19 @@ def test_a_state_with_moments_that_the_optimizer_lacks_is_refused() -> None:
     state = train(fleet_of(tw.desloc(2), 2, momentum), 3).state_dict()
     with pytest.raises(ValueError, match="optimizer"):
         fleet_of(tw.desloc(2), 2, sgd).load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", [tw.local_sgd(3), tw.diloco(3), tw.eager_diloco(3)], ids=lambda m: m.name)
+def test_a_state_from_before_the_first_step_is_a_fresh_start(method: tw.Method) -> None:
+    """Of workers with two seeds, which are made equal at the first step."""
+
+    def two_seeds() -> tw.Fleet:
+        models = [odd_model(), copy.deepcopy(odd_model())]
+        with torch.no_grad():
+            models[1].inner.weight.add_(1.0)
+        return tw.Fleet([tw.Replica(m, adamw(m.parameters())) for m in models], method, tw.Local())
+
+    straight, restored = two_seeds(), two_seeds()
+    restored.load_state_dict(straight.state_dict())
+    assert same(snapshot(train(straight, 4)), snapshot(train(restored, 4)))
+    assert straight.events.counts == restored.events.counts == {"start": 1}
