@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +35,17 @@ def _named_tensors(state: dict[str, Any]) -> frozenset[str]:
 def _trial_step(optimizer: Optimizer, group: dict[str, Any], dimensions: int) -> frozenset[str]:
     stand_in = torch.nn.Parameter(torch.ones((2,) * dimensions, device=group["params"][0].device))
     stand_in.grad = torch.ones_like(stand_in)
-    trial = copy.copy(optimizer)
+    trial = object.__new__(type(optimizer))
+    vars(trial).update(vars(optimizer))  # copy.copy would leave out what a subclass adds
     trial.state = defaultdict(dict)
     trial.param_groups = [{**group, "params": [stand_in]}]
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(trial, hooks, OrderedDict())
-    type(optimizer).step(trial)  # the class's own step: a scheduler may have replaced the instance's
+    try:
+        type(optimizer).step(trial)  # the class's own step: a scheduler may have replaced the instance's
+    except Exception as error:
+        raise ValueError(
+            f"a trial step of {type(optimizer).__name__}, to learn which states it keeps, failed ({error}). "
+            "Use a method that leaves optimizer state local: local_sgd, diloco, streaming_diloco or sparseloco"
+        ) from error
     return _named_tensors(trial.state[stand_in])

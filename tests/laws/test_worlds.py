@@ -371,6 +371,33 @@ class Codes(torch.optim.SGD):
         return out
 
 
+class Sign(torch.optim.Optimizer):
+    """As published optimizers are: with attributes of its own, which its step reads."""
+
+    def __init__(self, parameters: Any, lr: float, decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (decay, decay)})
+        self.update = torch.sign
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                mean = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.sub_(self.update(mean.lerp_(p.grad, 1 - group["betas"][0])), alpha=group["lr"])
+
+
+def test_optimizers_with_attributes_of_their_own() -> None:
+    fleet = train(fleet_of(tw.local_adam(2), 2, lambda p: Sign(p, 0.01, 0.9)), 4)
+    (first, second) = ([state["exp_avg"] for state in r.optimizers[0].state.values()] for r in fleet.replicas)
+    assert len(first) == 6 and same(first, second)
+
+
+def test_an_optimizer_that_cannot_be_tried_is_named() -> None:
+    assert fleet_of(tw.diloco(2), 2, torch.optim.LBFGS).rows
+    with pytest.raises(ValueError, match="LBFGS.*local_sgd"):
+        fleet_of(tw.desloc(2), 2, torch.optim.LBFGS)
+
+
 def test_integer_moments_are_refused_by_name() -> None:
     fleet = fleet_of(tw.local_adam(2), 2, lambda p: Codes(p, lr=0.1))
     with pytest.raises(ValueError, match="exp_avg.*(local_sgd|diloco)"):
