@@ -75,9 +75,9 @@ class Agreement:
         if not names:
             return {}
         headers = self.fleet._meet("consensus", equal=self._equal(names))
-        if all(header.equal for header in headers):
-            return self._present(names)
         lives = self._lives(names)
+        if all(header.equal for header in headers) and self._bits_agree(lives):
+            return self._present(names)
         total = self.fleet.transport.add([live.read() for live in lives]).div_(self.fleet.workers)
         moved = 2 * (self.fleet.workers - 1) * total.nbytes // self.fleet.workers
         self.fleet.wire_sent += moved
@@ -87,8 +87,15 @@ class Agreement:
     def _equal(self, names: list[str]) -> bool:
         """Whether nothing has moved since these tensors were made the same on all workers."""
         equal = {name for row in self._rows() if row.equal_at == self.fleet.steps for name in row.names}
-        equal |= {name for row in self.fleet._gradient_rows() for name in row.names}  # equal steps from equal values
+        equal |= {name for row in self.fleet._gradient_rows() for name in row.names}  # see _bits_agree
         return equal.issuperset(names)
+
+    def _bits_agree(self, lives: list[Live]) -> bool:
+        """Equal gradients do not make equal steps where optimizer states differ, as they may after a switch."""
+        if not self.fleet._gradient_rows():
+            return True
+        sums = [str(live.checksum(live.read())).encode() for live in lives]
+        return len(set(self.fleet.transport.talk(sums))) == 1
 
     def _lives(self, names: list[str]) -> list[Live]:
         """These tensors of every hosted replica."""

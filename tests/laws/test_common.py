@@ -251,6 +251,30 @@ def test_without_a_shared_copy_the_consensus_is_the_mean(name: str) -> None:
     assert fleet.wire_sent > sent
 
 
+def every_other_gradient() -> tw.Fleet:
+    method = tw.table("rare", tw.Sync(tw.grads, tw.Every(2), tw.Overwrite()), every=2)
+    return train(fleet_of(method), 3)
+
+
+def ddp_after_local_steps() -> tw.Fleet:
+    """The moments of the workers differ, so that equal gradients do not make equal steps."""
+    fleet = train(fleet_of(tw.local_sgd(3)), 4)
+    fleet.switch(tw.ddp())
+    return train(fleet, 3)
+
+
+@pytest.mark.parametrize("make", [every_other_gradient, ddp_after_local_steps])
+def test_gradients_that_met_do_not_make_a_consensus_by_themselves(make: Any) -> None:
+    fleet = make()
+    assert not all_equal(fleet)
+    wanted = mean_of(weights_of(fleet))
+    agreed = list(fleet.consensus().values())
+    fleet.finish()
+    assert all_equal(fleet)
+    for value in (agreed, weights_of(fleet)[0]):
+        assert max(float((a - b).abs().max()) for a, b in zip(value, wanted, strict=True) if b.numel()) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["diloco", "desloc nesterov", "decoupled consensus", "sparseloco", "diloco int8"])
 def test_the_consensus_is_the_outer_copy(name: str) -> None:
     """What the last round left, whatever the workers did since."""
