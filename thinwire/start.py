@@ -59,8 +59,11 @@ def _difference(first: dict[str, Any], other: dict[str, Any], worker: int) -> st
 
 
 def equalise(fleet: Fleet) -> None:
-    """Give every worker worker 0's trainable tensors where they differ; a fixed tensor that differs is an error."""
-    sums = [_value_sums(replica) for replica in fleet.replicas]
+    """Give every worker worker 0's trainable tensors where they differ; a fixed tensor that differs is an error.
+
+    After loading, buffers may differ: a forward pass that moves them has been at work on each worker.
+    """
+    sums = [_value_sums(replica, frozen_only=fleet.loaded) for replica in fleet.replicas]
     blobs = [json.dumps([_digest(fixed), _digest(moving)]).encode() for fixed, moving in sums]
     fleet.island.compare_copies(blobs)
     heard = [json.loads(blob) for blob in fleet.transport.talk(blobs)]
@@ -73,9 +76,10 @@ def equalise(fleet: Fleet) -> None:
     fleet.events.add("start", 0, "workers started from different values; worker 0's were sent to all")
 
 
-def _value_sums(replica: Replica) -> tuple[dict[str, int], dict[str, int]]:
+def _value_sums(replica: Replica, frozen_only: bool = False) -> tuple[dict[str, int], dict[str, int]]:
     """BatchNorm's statistics are not compared: the first batches have moved them already."""
-    return _sums(replica, fixed), _sums(replica, params)
+    still = fixed.where(replica.frozen.__contains__) if frozen_only else fixed
+    return _sums(replica, still), _sums(replica, params)
 
 
 def _sums(replica: Replica, view: View) -> dict[str, int]:
@@ -92,10 +96,12 @@ def _refuse_fixed(fleet: Fleet, fixed: list[dict[str, int]]) -> None:
     for worker, sums in enumerate(heard):
         names = [name for name in {**heard[0], **sums} if heard[0].get(name) != sums.get(name)]
         if names:
+            is_buffer = names[0] not in fleet.replicas[0].frozen
             raise ValueError(
                 f"the frozen tensor {names[0]} differs between worker 0 and worker {worker}"
                 + (f", and {len(names) - 1} more" if len(names) > 1 else "")
                 + ": frozen tensors are never sent, so load the same base weights on every worker"
+                + (", or call fleet.begin() before the first batch if that moves this buffer" if is_buffer else "")
             )
 
 

@@ -56,3 +56,37 @@ def test_a_state_from_before_the_first_step_is_a_fresh_start(method: tw.Method) 
     restored.load_state_dict(straight.state_dict())
     assert same(snapshot(train(straight, 4)), snapshot(train(restored, 4)))
     assert straight.events.counts == restored.events.counts == {"start": 1}
+
+
+def moving_buffers() -> nn.Module:
+    """Persistent buffers that a forward pass moves, and that are not BatchNorm's."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(7, 5)), nn.Linear(5, 3))
+
+
+def test_buffers_that_training_moves_are_not_frozen_tensors() -> None:
+    fleet, again = (fleet_of(tw.local_sgd(4), 2, sgd, moving_buffers()) for _ in range(2))
+    train(fleet, 3)
+    for old, new in zip(fleet.replicas, again.replicas, strict=True):
+        new.model.load_state_dict(old.model.state_dict())
+    again.load_state_dict(fleet.state_dict())
+    assert same(snapshot(train(fleet, 3)), snapshot(train(again, 3)))
+
+
+class Moving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(7, 3)
+        self.register_buffer("middle", torch.zeros(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.middle.lerp_(x.mean(0), 0.1)
+        return self.inner(x - self.middle)
+
+
+def test_a_buffer_that_the_first_batch_moves_is_told_what_to_do() -> None:
+    with pytest.raises(ValueError, match="middle.*begin"):
+        train(fleet_of(tw.local_sgd(4), 2, sgd, Moving()), 1)
+    fleet = fleet_of(tw.local_sgd(4), 2, sgd, Moving())
+    fleet.begin()
+    assert train(fleet, 4).steps == 4
