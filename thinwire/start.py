@@ -34,7 +34,7 @@ def _facts(fleet: Fleet, lane: int) -> dict[str, Any]:
     for row in fleet.rows:
         live = row.lanes[lane].live
         for name, shape, dtype in zip(live.names, live.layout.shapes, live.dtypes(), strict=True):
-            tensors[f"{row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype}"
+            tensors[f"{row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype} in row {row.index}"
     return {"method": str(fleet.method), "tensors": tensors}
 
 
@@ -55,6 +55,9 @@ def _difference(first: dict[str, Any], other: dict[str, Any], worker: int) -> st
     mine, theirs = first["tensors"], other["tensors"]
     names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     lines = [f"{n}: {mine.get(n, 'absent')} on worker 0, {theirs.get(n, 'absent')} on worker {worker}" for n in names]
+    if not lines:
+        here, there = next(pair for pair in zip(mine, theirs, strict=True) if pair[0] != pair[1])
+        return f"worker 0 has {here} where worker {worker} has {there}: the same tensors in another order"
     return "; ".join(lines[:SHOWN]) + (f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
 
 
