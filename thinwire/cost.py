@@ -95,14 +95,15 @@ class Cost:
         With `offload` the outer state lives on the host and one row's at a time visits the device.
         """
         state = sum(row.state for row in self.rows)
-        passing = max(self._passing(step, offload) for step in range(1, self._horizon()))
+        passing = max((self._passing(step, offload) for step in self._busy_steps()), default=0)
         return (passing, state) if offload else (passing + state, 0)
 
-    def _horizon(self) -> int:
-        """Steps after which every row has been under way together with every other, within reason."""
-        return min(
-            4096, 2 + max((2 * row.when.period + row.when.offset + row.when.delay for row in self.rows), default=0)
-        )
+    def _busy_steps(self) -> set[int]:
+        """Steps after which a round is launched or landed, until most rows have met most others on their way."""
+        whens = [row.when for row in self.rows]
+        end = 2 + max((2 * when.period + when.offset + when.delay for when in whens), default=0)
+        launches = [(step, when) for when in whens for step in range(when.launch_step(1), end, when.period)]
+        return {at for step, when in launches for at in (step, step + when.delay) if at < end}
 
     def _passing(self, step: int, offload: bool) -> int:
         """What the rounds of one step take: all that fly at its start or end, and the work on one of them."""
