@@ -25,14 +25,15 @@ class Clock:
         self.last_round = (arrived or now) - started
 
     def drift(self, headers: list[Header], mean_norm: float | None) -> None:
-        """The mean norm of the messages and the mean cosine between two workers, from the norms alone:
-        |sum d|^2 = sum |d|^2 + what the pairs have in common."""
+        """The mean norm of the messages and the mean cosine between two workers, from the norms alone, with the weights
+        that are in the mean: |sum w d|^2 = sum |w d|^2 + what the pairs have in common."""
         self.participants = sum(header.weight > 0 for header in headers)
         if mean_norm is None:
             return
-        norms = [header.norm for header in headers if header.weight > 0]
-        squares = sum(norm * norm for norm in norms)
-        self.drift_norm = sum(norms) / len(norms)
-        pairs = sum(norms) ** 2 - squares
-        together = (mean_norm * len(norms)) ** 2
+        there = [header for header in headers if header.weight > 0]
+        self.drift_norm = sum(header.norm for header in there) / len(there)
+        parts = [header.weight * header.norm for header in there]
+        squares = sum(part * part for part in parts)
+        pairs = sum(parts) ** 2 - squares
+        together = (mean_norm * sum(header.weight for header in there)) ** 2
         self.drift_cosine = (together - squares) / pairs if pairs > 0 else None
