@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.dtensor import is_dtensor
-from thinwire.replica import local
+from thinwire.replica import local, sharded_as
 from thinwire.train.errors import UserError
 
 
@@ -71,11 +71,9 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _like(parameter: Tensor, value: Any) -> Any:
-    if is_dtensor(parameter) and isinstance(value, Tensor) and value.shape == parameter.to_local().shape:
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(value, parameter.device_mesh, parameter.placements)
-    return value
+    """What is laid out as the parameter's shard is becomes a shard; a step counter stays as it is."""
+    beside = isinstance(value, Tensor) and value.shape == local(parameter).shape
+    return sharded_as(parameter, value) if beside else value
 
 
 def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
