@@ -14,6 +14,7 @@ except ImportError:  # the console script comes with the bare library too
 
 
 EXTRA = (
+    "matplotlib",
     "numpy",
     "plotly",
     "rich",

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.train.conftest import arguments_of, metrics, write_text
+from thinwire.cli import EXTRA
+from thinwire.train.config import tomllib
+
+MODULES = {"scikit-learn": "sklearn"}  # where a package is imported by another name
+
+
+def test_each_package_of_the_extra_is_asked_for_in_one_line_when_it_is_missing() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    packages = [re.split(r"[<>=;]", text)[0] for text in project["project"]["optional-dependencies"]["train"]]
+    assert {MODULES.get(name, name) for name in packages} == {*EXTRA, "typer"}
 
 
 def test_a_hugging_face_dataset_from_disk(tmp_path: Path, thinwire) -> None:
