@@ -122,6 +122,14 @@ def own_address(host: str, port: int = 9) -> str:
         raise ValueError(f"no way to {host}: {error}. Check the name, and that a network interface is up") from error
 
 
+def likely_address() -> str:
+    """The address by which others most likely reach this machine: that of its default route."""
+    try:
+        return own_address("192.0.2.1")  # a documentation address
+    except ValueError:
+        return socket.gethostname()
+
+
 def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
     """The place of this process when worker 0 of every site meets at `address`: process r meets the other r-th ones."""
     if not 0 <= worker < workers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from thinwire.site import likely_address
+
 
 def split(text: str) -> tuple[str, int]:
     """
@@ -50,14 +52,7 @@ def is_wildcard(host: str) -> bool:
 
 def advertised(host: str) -> str:
     """The address by which others reach what is bound to `host`: of a wildcard, that of the default route."""
-    if not is_wildcard(host):
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address; connecting UDP sends nothing
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+    return likely_address() if is_wildcard(host) else host
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from thinwire import units
+from thinwire.site import likely_address
 from thinwire.train.errors import UserError
 from thinwire.train.line import PATIENCE, Broken, Line, drain, interface_of, pump, versions
-from thinwire.train.summary import address as own_address
 
 PINGS = 20
 
@@ -142,7 +142,8 @@ def _speed_in(line: Line) -> float:
 def serve(port: int) -> dict[str, str]:
     """Wait for the other side, do what it asks, and tell what it found."""
     with _door(port) as door:
-        print(f"listening on port {port}; on the other machine run: thinwire check {own_address()}:{port}", flush=True)
+        command = f"thinwire check {likely_address()}:{port}"
+        print(f"listening on port {port}; on the other machine run: {command}", flush=True)
         link, peer = door.accept()
     with link:
         link.settimeout(PATIENCE * 4)

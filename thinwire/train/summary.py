@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import thinwire as tw
 from thinwire import units
+from thinwire.site import likely_address
 
 if TYPE_CHECKING:
     from thinwire.train.loop import Trainer
@@ -59,22 +59,13 @@ def show(summary: dict[str, Any], folder: Path, report: Path | None, words: str)
         print(f"report  {report}")
     if not words:
         return
-    print(f"\nOn two machines, this one at {address()}:")
+    address = likely_address()
+    print(f"\nOn two machines, this one at {address}:")
     for worker, place in enumerate(("here", "there")):
-        print(f"  {words} --connect {address()}:29500 --workers 2 --worker {worker}   # {place}")
+        print(f"  {words} --connect {address}:29500 --workers 2 --worker {worker}   # {place}")
 
 
 def print_table(pairs: list[tuple[str, str]]) -> None:
     width = max(len(label) for label, _ in pairs)
     for label, value in pairs:
         print(f"{label:<{width}}  {value}")
-
-
-def address() -> str:
-    """The address by which others most likely reach this machine: that of its default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address; connecting UDP sends nothing
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
