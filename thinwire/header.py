@@ -51,7 +51,7 @@ def checksum(buffer: Tensor) -> int:
     raw = buffer.reshape(-1).view(torch.uint8)
     even = raw.numel() // 8 * 8
     words = raw[:even].view(torch.int64) if raw.data_ptr() % 8 == 0 else raw[:even].clone().view(torch.int64)
-    return wrapped(int(words.sum()) + 31 * int(raw[even:].sum(dtype=torch.int64)))
+    return int(words.sum() + 31 * raw[even:].sum(dtype=torch.int64))  # a GPU is waited for once
 
 
 def wrapped(number: int) -> int:
