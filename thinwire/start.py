@@ -41,10 +41,10 @@ def _facts(fleet: Fleet, lane: int) -> dict[str, Any]:
 def facts(fleet: Fleet) -> dict[str, Any]:
     """What one who joins must have in common with those who train, in few words."""
     mine = _facts(fleet, 0)
-    fixed, _ = _value_sums(fleet.replicas[0])
+    frozen = _digest(_sums(fleet.replicas[0], fixed))
     tensors = hashlib.sha256(json.dumps(mine["tensors"]).encode()).hexdigest()[:12]
     return {"method": mine["method"], "number of tensors": len(mine["tensors"]), "tensors": tensors,
-            "frozen tensors": _digest(fixed)[:12]}  # fmt: skip
+            "frozen tensors": frozen[:12]}  # fmt: skip
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], worker: int) -> str:

@@ -99,7 +99,7 @@ def cut(layout: Layout, chunk: int, k: int, device: torch.device) -> Cut:
     bits = torch.tensor([(int(n) - 1).bit_length() for n in range(1, chunk + 1)])[chunks.counts - 1]
     kind = torch.where(chunks.counts < chunk, 16 - bits, -chunks.keeps)
     parts = [chunks[kind == which] for which in kind.unique().tolist()]
-    groups = tuple(_group(part, layout, chunk, device) for part in parts)
+    groups = tuple(_group(part, layout, device) for part in parts)
     owners = torch.cat([p.tensors.repeat_interleave(p.keeps) for p in parts]) if parts else chunks.tensors
     kept = torch.zeros(len(layout.shapes), dtype=torch.int64).index_add_(0, chunks.tensors, chunks.keeps)
     ordered = bool((owners.diff() >= 0).all())
@@ -153,7 +153,7 @@ def _chunks(layout: Layout, chunk: int, k: int) -> Chunks:
     return Chunks(*(torch.cat(found or empty) for found in (starts, counts, keeps, tensors)))
 
 
-def _group(chunks: Chunks, layout: Layout, chunk: int, device: torch.device) -> Group:
+def _group(chunks: Chunks, layout: Layout, device: torch.device) -> Group:
     width, most = int(chunks.counts.max()), int(chunks.keeps.max())
     span, picked = _span(chunks, layout, width)
     kept = None

@@ -64,7 +64,7 @@ def answer(advisor: Advisor, rows: list[Row]) -> None:
     console.print(_sources(rows))
     if advisor.trouble is not None:
         console.print(_goodput(rows))
-    for line in [*_batches(advisor), *_recommendation(advisor, advisor.recommend())]:
+    for line in [*_batches(advisor), *_recommendation(advisor.recommend())]:
         console.print(line, soft_wrap=True)
 
 
@@ -120,7 +120,7 @@ def _batches(advisor: Advisor) -> list[str]:
     return [f"Equal steps of {units.show_duration(step)} with batches (tokens) of {shares}.", ""]
 
 
-def _recommendation(advisor: Advisor, row: Row | None) -> list[str]:
+def _recommendation(row: Row | None) -> list[str]:
     if row is None:
         return ["No method fits into this memory: use larger machines, or shard the model inside each worker."]
     fragments = f", {row.fragments} fragments" if row.fragments and row.fragments > 1 else ""
