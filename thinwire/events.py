@@ -10,7 +10,7 @@ KEPT = 1000  # a fault in every round must not fill the memory
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened: "lost", "sick", "slow", "unequal" or "start".
+    """One thing that happened; docs/troubleshooting.md has every kind, "lost", "sick" and "slow" among them.
 
     >>> Event("lost", step=7, text="row 0, round 1", row=0, round=1).kind
     'lost'
