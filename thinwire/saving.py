@@ -59,7 +59,7 @@ def _save_worker(fleet: Fleet, lane: int) -> dict[str, Any]:
 
 
 def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
-    zeros = torch.zeros(row.layout.total)
+    zeros = torch.zeros(row.layout.total, dtype=torch.float32)
     state = {name: zeros.clone() if value is None else value.clone() for name, value in lane.state.items()}
     empty = [name for name, value in lane.state.items() if value is None]
     return {
@@ -86,7 +86,7 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
     flight = row.flights[slot] if slot < len(row.flights) else None
     sent = flight.sent[lane] if flight else Sent(None, None, None, False, 0.0, [True] * len(row.names))
     answer = flight.answer if flight else None
-    zeros = torch.zeros(row.layout.total)
+    zeros = torch.zeros(row.layout.total, dtype=torch.float32)
     buffers = {"mean": answer.mean() if answer else None, "own": sent.own, "rest": sent.rest, "kept": sent.kept}
     held = answer.held if answer and answer.held is not None else [True] * len(row.names)
     return {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.codec.reference import SHAPES, filled
+from tests.codec.reference import CPU, SHAPES, filled
 from thinwire.codec import DCT, E3M0, BFloat16, Float32, Int8, Layout, TopK, TwoBit
+from thinwire.codec.dense import levels
 
 DENSE = [Float32(), BFloat16(), Int8(), E3M0(), TwoBit()]
 SPARSE = [
@@ -61,6 +62,25 @@ def test_gaps_stay_zero(codec):
         for view in layout.views(values):
             view.zero_()
         assert not values.any()
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_buffers_are_fp32_whatever_the_users_default_is(codec, dtype):
+    layout, buffer = filled(codec)
+    payload, own = codec.encode_with_own(buffer, layout)
+    merged = codec.merge([payload, payload], [1.0, 2.0], layout)
+    levels.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        again, mine = codec.encode_with_own(buffer, layout)
+        both = codec.merge([payload, payload], [1.0, 2.0], layout)
+        assert layout.zeros(CPU).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+        levels.cache_clear()
+    assert torch.equal(payload, again) and mine.dtype == both.dtype == torch.float32
+    assert torch.equal(own, mine) and torch.equal(merged, both)
 
 
 @each

@@ -62,7 +62,7 @@ class Blocked(Codec):
     def _mean(self, split: list[tuple[Tensor, Tensor]], weights: Sequence[Weight], layout: Layout) -> Tensor:
         from .triton import mean as kernels
 
-        out = torch.empty(layout.total, device=split[0][0].device)
+        out = torch.empty(layout.total, dtype=torch.float32, device=split[0][0].device)
         codes = [code.view(-1).view(torch.int8 if self.per_byte == 1 else torch.uint8) for _, code in split]
         return kernels.mean(self.kind, codes, [scales for scales, _ in split], weights, out)
 

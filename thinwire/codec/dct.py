@@ -98,7 +98,7 @@ def _blank(layout: Layout, device: torch.device) -> Tensor:
         return fresh(layout.total)
     if layout.total > layout.values:
         return layout.zeros(device)
-    return torch.empty(layout.total, device=device)
+    return torch.empty(layout.total, dtype=torch.float32, device=device)
 
 
 def _per_tensor(weight: Weight, layout: Layout) -> Weight:

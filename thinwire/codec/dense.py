@@ -175,7 +175,7 @@ class E3M0(Blocked):
 @lru_cache(maxsize=16)
 def levels(device: torch.device) -> Tensor:
     """int64 [256]: of each byte the two floats that its codes are in a block with e = 0."""
-    level = torch.tensor([0.0] + [2.0**e for e in range(-6, 1)])
+    level = torch.tensor([0.0] + [2.0**e for e in range(-6, 1)], dtype=torch.float32)
     level = torch.cat([level, 0.0 - level])
     byte = torch.arange(256)
     return torch.stack([level[byte & 15], level[byte >> 4]], 1).view(torch.int64).view(-1).to(device)
@@ -184,5 +184,5 @@ def levels(device: torch.device) -> Tensor:
 def _mean(payloads: Sequence[Tensor], weights: Sequence[Weight], layout: Layout, kind: torch.dtype) -> Tensor:
     from .triton import mean as kernels
 
-    out = torch.empty(layout.total, device=payloads[0].device)
+    out = torch.empty(layout.total, dtype=torch.float32, device=payloads[0].device)
     return kernels.mean("plain", [as_type(payload, kind) for payload in payloads], [], weights, out)

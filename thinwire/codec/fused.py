@@ -123,7 +123,7 @@ def tiles(plan: Plan, cut: Cut, chunk: int, device: torch.device) -> Tiles:
 
     side = max(16, 1 << (chunk - 1).bit_length())
     sizes = sorted({size for piece in plan.pieces for size in (piece.blocks.high, piece.blocks.wide)}, reverse=True)
-    waves = torch.zeros(max(1, len(sizes)), side, side)
+    waves = torch.zeros(max(1, len(sizes)), side, side, dtype=torch.float32)
     for wave, size in zip(waves, sizes, strict=False):
         wave[:size, :size] = cosines(size, wave.device)
     full = all(piece.blocks.real == side * side for piece in plan.pieces)

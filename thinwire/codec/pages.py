@@ -23,7 +23,7 @@ def fresh(count: int) -> Tensor:
     tensor([0., 0., 0.])
     """
     if count < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(count)
+        return torch.zeros(count, dtype=torch.float32, device="cpu")  # whatever the user's defaults are
     memory = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # advice: a system without large pages refuses it, and the memory is as good
         memory.madvise(mmap.MADV_HUGEPAGE)

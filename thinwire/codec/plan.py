@@ -65,7 +65,7 @@ class Batch:
         """Where to put a tall matrix before `write`."""
         if len(self.pieces) == 1:
             return self.pieces[0].view(buffer)
-        return torch.empty(self.blocks.rows, self.blocks.columns, device=buffer.device)
+        return buffer.new_empty(self.blocks.rows, self.blocks.columns)
 
     def write(self, tall: Tensor, buffer: Tensor) -> None:
         if self.whole:

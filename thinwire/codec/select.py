@@ -50,7 +50,7 @@ def largest(rows: Tensor, k: int, room: Tensor | None = None) -> Tensor:
     step = max(1, STEP.get(rows.device.type, 1 << 26) // width)
 
     def work(share: Iterator[int]) -> None:
-        memory = torch.empty(min(step, len(rows)), width, device=rows.device) if room is None else room
+        memory = rows.new_empty(min(step, len(rows)), width) if room is None else room
         for at in share:
             mine = rows[at : at + step].view(torch.int32)
             sizes = memory.view(-1, width)[: len(mine)].view(torch.int32)

@@ -47,7 +47,7 @@ class Streamed:
 
     def _select(self, buffer: Tensor) -> Entries:
         index = torch.empty(self._count, self.inner.k, dtype=torch.int64, device=buffer.device)
-        values = torch.empty(self._count, self.inner.k, device=buffer.device)
+        values = buffer.new_empty(self._count, self.inner.k)
 
         def work(strip: Strip, mine: slice, piece: Piece, room: Tensor) -> None:
             found = strip.forward(piece.view(buffer), room)
@@ -89,7 +89,7 @@ class Streamed:
         most = max((strip.size for strip, _, _ in strips), default=0)
 
         def take(left: Iterator[tuple[Strip, slice, Piece]]) -> None:
-            room = torch.empty(3, most, device=device)
+            room = torch.empty(3, most, dtype=torch.float32, device=device)
             for strip, mine, piece in left:
                 work(strip, mine, piece, room[:, : strip.size])
 

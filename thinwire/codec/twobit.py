@@ -88,7 +88,7 @@ class TwoBit(Codec):
         from .triton import mean as kernels
 
         tables, codes = zip(*(_split(payload, layout) for payload in payloads), strict=True)
-        out = torch.empty(layout.total, device=payloads[0].device)
+        out = torch.empty(layout.total, dtype=torch.float32, device=payloads[0].device)
         return kernels.mean("two-bit", codes, tables, weights, out, _rows(layout, out.device).counts)
 
     def _encode(self, buffer: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:

@@ -45,14 +45,14 @@ class Whole:
         for batch in self.plan.batches:
             tall, found = batch.read(buffer), batch.found(coefficients)
             for strip in batch.blocks.strips(buffer.device):
-                found[strip.mine] = strip.forward(tall, torch.empty(2, strip.size, device=buffer.device))
+                found[strip.mine] = strip.forward(tall, buffer.new_empty(2, strip.size))
         return coefficients
 
     def _inverse(self, coefficients: Tensor, out: Tensor) -> None:
         for batch in self.plan.batches:
             tall, found = batch.target(out), batch.found(coefficients)
             for strip in batch.blocks.strips(out.device):
-                strip.inverse(found[strip.mine], tall, torch.empty(2, strip.size, device=out.device))
+                strip.inverse(found[strip.mine], tall, out.new_empty(2, strip.size))
             batch.write(tall, out)
 
     def _per_coefficient(self, weight: Weight) -> Weight:

@@ -42,7 +42,7 @@ class Tiles:
 def forward(buffer: Tensor, tiles: Tiles) -> tuple[Tensor, Tensor]:
     """The largest coefficients of each block: indices int32 [entries], ascending in a block, and values fp32."""
     index = torch.empty(tiles.entries, dtype=torch.int32, device=buffer.device)
-    values = torch.empty(tiles.entries, device=buffer.device)
+    values = buffer.new_empty(tiles.entries)
     _launch(_forward, FORWARD, buffer, tiles, index, values, tiles.most)
     return index, values
 

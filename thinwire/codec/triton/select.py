@@ -14,7 +14,7 @@ from ..cut import Chunks
 def chosen(buffer: Tensor, chunks: Chunks, total: int, width: int) -> tuple[Tensor, Tensor]:
     """Of each chunk the values of largest magnitude, ties to the lower index: indices int32 [total], values fp32."""
     index = torch.empty(total, dtype=torch.int32, device=buffer.device)
-    values = torch.empty(total, device=buffer.device)
+    values = buffer.new_empty(total)
     padded = triton.next_power_of_2(width)
     table = (chunks.starts, chunks.counts, chunks.keeps, chunks.ends)
     _chosen[(len(chunks.starts),)](buffer, *table, index, values, padded, num_warps=min(16, max(1, padded // 1024)))
