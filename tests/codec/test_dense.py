@@ -59,6 +59,16 @@ def test_e3m0_at_the_edges():
     assert decoded(E3M0(), layout, buffer)[0].tolist() == [1.0, 1.0, 0.0, 2.0**-6, 2.0**-6, 0.0, -1.0]
 
 
+@pytest.mark.parametrize("exponent", [-119, -120, -121, -126])
+def test_e3m0_of_hardly_anything_keeps_zeros(exponent):
+    """The codes of a block below 2^-120 would need exponents that a float has not: it is sent as zeros."""
+    layout = Layout((torch.Size([3]),), 128)
+    buffer = layout.zeros(torch.device("cpu"))
+    buffer[:2] = torch.tensor([2.0**exponent, -(2.0 ** (exponent - 2))])
+    own = E3M0().encode_with_own(buffer, layout)[1]
+    assert torch.equal(own, buffer if exponent >= -120 else torch.zeros_like(buffer))
+
+
 def test_two_codes_a_byte_and_one_scale_a_block():
     layout = Layout((torch.Size([3]), torch.Size([129])), 128)
     assert E3M0().size(layout) == 3 + 2 + 65

@@ -13,6 +13,7 @@ from .blocks import Blocked, aligned, as_type, by_kernels
 from .triton import usable
 
 TINY = 2.0**-100  # a block with nothing larger is sent as zeros: dividing by its maximum would overflow
+LEAST = 7  # the exponent, as a float has it, from which on all codes of a block are floats: one with less is zeros
 TO_SQRT2 = 0x800000 - 0x3504F4  # added to a float's bits, carries into the exponent from a mantissa of sqrt(2) on
 
 
@@ -152,6 +153,7 @@ class E3M0(Blocked):
         bits = values.view(torch.int32)
         size = bits & 0x7FFFFFFF
         top = (size.amax(1) >> 23).clamp_(max=254)
+        top.mul_(top >= LEAST)
         scales.copy_(top)
         base = top.where(top > 0, 1 << 20)[:, None] - 7  # an all-zero block: below every code
         code = (size.add_(TO_SQRT2) >> 23).sub_(base).clamp_(0, 7)

@@ -70,6 +70,7 @@ def _e3m0(values, scales, codes, own, count, OWN: tl.constexpr, ROWS: tl.constex
     bits = tl.load(values + at, mask=real, other=0.0).to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     top = tl.minimum(tl.max(size, 1) >> 23, 254)
+    top = tl.where(top >= 7, top, 0)  # dense.LEAST
     base = tl.where(top > 0, top, 1 << 20) - 7
     code = ((size + (0x800000 - 0x3504F4)) >> 23) - base[:, None]
     nibble = tl.minimum(tl.maximum(code, 0), 7) | ((bits >> 28) & 8)
