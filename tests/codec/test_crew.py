@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.codec.reference import CPU, filled
-from thinwire.codec import DCT, TopK
+from thinwire.codec import DCT, Int8, TopK
 from thinwire.codec.crew import share
 
 SHAPES = [torch.Size([2500, 832]), torch.Size([900, 900])]
@@ -44,11 +44,11 @@ def test_what_goes_wrong_in_a_thread_is_heard_of(threads):
         share([1, 0, 1], lambda left: [1 // item for item in left] and None, CPU)
 
 
-@pytest.mark.parametrize("codec", [DCT(TopK(32)), TopK(64)], ids=repr)
+@pytest.mark.parametrize("codec", [DCT(TopK(32)), TopK(64), DCT(TopK(20), 33), DCT(Int8(), 33)], ids=repr)
 def test_the_same_bits_with_any_number_of_threads(threads, codec):
     layout, buffer = filled(codec, SHAPES)
     found = []
-    for count in (1, 2, 3):
+    for count in (1, 2, 3, 4):
         threads(count)
         payload, own = codec.encode_with_own(buffer, layout)
         found.append((payload, own, codec.merge([payload, payload], [1.0, 2.0], layout)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from .base import Codec, Weight
+from .cosine import Strip
+from .crew import share
 from .plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """`inner` on all coefficients of some pieces, in one buffer."""
+    """`inner` on all coefficients of some pieces, in one buffer.
+
+    A strip is transformed by one thread: a matrix product of several has other bits on machines with more cores.
+    """
 
     inner: Codec
     plan: Plan
@@ -44,15 +49,23 @@ class Whole:
         coefficients = self.plan.inside.zeros(buffer.device)
         for batch in self.plan.batches:
             tall, found = batch.read(buffer), batch.found(coefficients)
-            for strip in batch.blocks.strips(buffer.device):
-                found[strip.mine] = strip.forward(tall, buffer.new_empty(2, strip.size))
+
+            def work(left: Iterator[Strip], tall: Tensor = tall, found: Tensor = found) -> None:
+                for strip in left:
+                    found[strip.mine] = strip.forward(tall, buffer.new_empty(2, strip.size))
+
+            share(batch.blocks.strips(buffer.device), work, buffer.device)
         return coefficients
 
     def _inverse(self, coefficients: Tensor, out: Tensor) -> None:
         for batch in self.plan.batches:
             tall, found = batch.target(out), batch.found(coefficients)
-            for strip in batch.blocks.strips(out.device):
-                strip.inverse(found[strip.mine], tall, out.new_empty(2, strip.size))
+
+            def work(left: Iterator[Strip], tall: Tensor = tall, found: Tensor = found) -> None:
+                for strip in left:
+                    strip.inverse(found[strip.mine], tall, out.new_empty(2, strip.size))
+
+            share(batch.blocks.strips(out.device), work, out.device)
             batch.write(tall, out)
 
     def _per_coefficient(self, weight: Weight) -> Weight:
