@@ -12,6 +12,8 @@ from .replica import Replica, View
 from .rule import Rule, Scope, check_delay, check_pairing
 from .schedule import Every
 
+NO_OPTIMIZER = 'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
+
 
 @dataclass(frozen=True)
 class HalfLife:
@@ -23,6 +25,8 @@ class HalfLife:
 
     def resolve(self, replica: Replica) -> Every:
         """The shortest half-life of any parameter group, but no shorter than the period of the parameters."""
+        if not replica.optimizers:
+            raise ValueError(NO_OPTIMIZER)
         betas = Live(View("moment", self.states), replica, align=1).decays()
         lives = [math.log(0.5) / math.log(beta) for beta in betas if 0 < beta < 1]
         return Every(max(self.least, round(min(lives, default=1))), delay=self.delay)
@@ -57,9 +61,7 @@ class Sync:
     def every(self) -> Every:
         """The schedule, once it is known."""
         if isinstance(self.when, HalfLife):
-            raise ValueError(
-                'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
-            )
+            raise ValueError(NO_OPTIMIZER)
         return self.when
 
     def resolved(self, replica: Replica) -> Sync:

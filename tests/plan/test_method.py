@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 import thinwire as tw
 from thinwire.plan.advisor import Advisor, Limits, Site, Trouble, equal_batches, settings
@@ -152,3 +153,11 @@ def test_batches_that_make_steps_equal():
     batches, step = equal_batches([1.0, 2.0, 4.0], 700)
     assert batches == [1200, 600, 300]
     assert step == pytest.approx(1.0 * 1200 / 700)
+
+
+def test_half_life_periods_are_priced_with_an_optimizer_only():
+    model, method = torch.nn.Linear(4, 2), tw.desloc(2, moments="half-life")
+    with pytest.raises(ValueError, match="reads the periods off the optimizer: pass it"):
+        tw.cost(method, model, workers=2)
+    price = tw.cost(method, model, workers=2, optimizer=torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95)))
+    assert [row.when.period for row in price.rows] == [2, 7, 14]  # ln .5 / ln beta: 6.6 and 13.5
