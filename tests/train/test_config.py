@@ -78,6 +78,30 @@ def test_what_is_wrong_is_said_with_a_hint(text: str, said: str) -> None:
         configs.override(Config(), text)
 
 
+@pytest.mark.parametrize(
+    ("method", "text", "said"),
+    [
+        ("diloco", "codec=8", "a codec such as"),
+        ("diloco", "codec=Nesterov(.7, .9)", "a codec such as"),
+        ("diloco", "codec=DCT(32)", "as in DCT"),
+        ("diloco", "codec=DCT(TopK(8), 64.5)", "64.5"),
+        ("diloco", "codec=TopK(8, values=3)", "dense codec"),
+        ("desloc", "outer=Int8()", "Nesterov"),
+        ("demo", "values=[]", "BFloat16"),
+        ("carry_diloco", "delay=soon", "int"),
+        ("eager_diloco", "fragments=1.5", "lists of parameter names"),
+        ("eager_diloco", "fragments=['*']", "lists of parameter names"),
+        ("diloco", "outer_lr=nan", "finite"),
+    ],
+)
+def test_a_methods_value_of_the_wrong_kind_is_refused(method: str, text: str, said: str) -> None:
+    config = Config()
+    configs.assign(config, "method.name", method)
+    with pytest.raises(UserError, match=said):
+        configs.override(config, f"method.{text}")
+        build_method(config.method, Llama(Shape(2, 16, 2, 16), vocabulary=8, context=4))
+
+
 def test_a_bare_name_will_do_where_it_is_the_only_one() -> None:
     config = Config()
     configs.override(config, "lr=0.25")

@@ -35,7 +35,9 @@ class DCT(Codec):
     """
 
     def __init__(self, inner: Codec, chunk: int = 64) -> None:
-        if not 1 <= chunk <= 256:
+        if not isinstance(inner, Codec):
+            raise ValueError(f"DCT writes its coefficients with a codec, as in DCT(TopK(32), 64), not with {inner!r}")
+        if not isinstance(chunk, int) or not 1 <= chunk <= 256:
             raise ValueError(f"DCT transforms blocks of 1 to 256 along an axis, not {chunk}")
         if isinstance(inner, TopK):
             inner = TopK(inner.k, chunk * chunk, inner.values, inner.rule)

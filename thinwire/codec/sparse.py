@@ -42,8 +42,8 @@ class TopK(Codec):
             raise ValueError(f"TopK keeps k of each chunk, 1 <= k <= chunk <= 65536: got k={k}, chunk={chunk}")
         if merge not in ("senders", "mean"):
             raise ValueError(f'merge is "senders" or "mean", not {merge!r}')
-        if isinstance(values, TopK):
-            raise ValueError("TopK writes its values with a dense codec, not with another TopK")
+        if isinstance(values, TopK) or not isinstance(values, Codec | None):
+            raise ValueError(f"TopK writes its values with a dense codec such as BFloat16(), not with {values!r}")
         self.k, self.chunk, self.values, self.rule = k, chunk, values or Float32(), merge
         self.align = chunk
 

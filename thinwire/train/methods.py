@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,15 @@ from thinwire.train.errors import UserError, as_user_error, nearest
 # what the trainer takes where a method has no default of its own
 DEFAULTS: dict[str, Any] = {"every": 16, "fragments": 2}
 
-# keys whose value is an object: written in a config as the constructor call that makes it
-OBJECTS = ("codec", "values", "outer")
+# a value of the type that a key has where a method's default is None
+EXAMPLES: dict[str, Any] = {"delay": 0}
+
+# keys whose value is an object of a class: written in a config as the constructor call that makes it
+OBJECTS: dict[str, tuple[type, str]] = {
+    "codec": (tw.Codec, "a codec such as 'Int8()' or 'DCT(TopK(32), 64)'"),
+    "values": (tw.Codec, "a codec such as 'BFloat16()'"),
+    "outer": (tw.Nesterov, "an outer step such as 'Nesterov(1.0, 0.9)'"),
+}
 CONSTRUCTORS = ("Float32", "BFloat16", "Int8", "E3M0", "TwoBit", "TopK", "DCT", "Nesterov")
 
 COMMENTS = {
@@ -85,8 +93,11 @@ def _checked(name: str, key: str, value: Any) -> Any:
     """A value of the default's type; whole numbers may stand for reals."""
     default = method_keys(name)[key].default
     default = DEFAULTS.get(key) if default is inspect.Parameter.empty else default
+    default = EXAMPLES.get(key) if default is None else default
     if type(default) is float and type(value) is int:
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"method.{key} = {value}: must be a finite number")
     plain = isinstance(default, (bool, int, float)) and key not in OBJECTS
     if plain and type(value) is not type(default):
         raise UserError(f"method.{key} = {value!r}: must be of type {type(default).__name__}")
@@ -111,11 +122,30 @@ def build_method(method: dict[str, Any], model: nn.Module) -> Any:
 
 
 def _object(key: str, value: Any, model: nn.Module) -> Any:
-    if key in OBJECTS and isinstance(value, str):
-        return construct(value)
-    if key == "fragments" and isinstance(value, int):
+    if value is None:
+        return None
+    if key in OBJECTS:
+        return _of_kind(key, construct(value) if isinstance(value, str) else value)
+    if key == "fragments":
+        return _fragments(value, model)
+    return value
+
+
+def _of_kind(key: str, value: Any) -> Any:
+    kind, wanted = OBJECTS[key]
+    if not isinstance(value, kind):
+        raise UserError(f"method.{key} = {value!r}: must be {wanted}")
+    return value
+
+
+def _fragments(value: Any, model: nn.Module) -> Any:
+    """Lists of names as they are; a number of groups of blocks as the lists of this model."""
+    if type(value) is int:
         with as_user_error():
             return tw.by_layer(model, value)
+    lists = value if isinstance(value, list) else [value]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise UserError(f"method.fragments = {value!r}: must be a number, or lists of parameter names")
     return value
 
 
