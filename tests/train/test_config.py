@@ -70,6 +70,13 @@ def test_a_value_is_never_run_as_code(text: str) -> None:
         ("optimizer.lr=fast", "number"),
         ("method.every=2.5", "int"),
         ("nonsense", "key=value"),
+        ("optimizer.lr=nan", "finite"),
+        ("optimizer.lr=inf", "finite"),
+        ("optimizer.betas=0.9", "2 numbers"),
+        ("optimizer.betas=[0.9, 0.95, 0.99]", "2 numbers"),
+        ("data.holdout=1", "below 1"),
+        ("data.holdout=1.5", "below 1"),
+        ("seed=99999999999", "below"),
         ("name=adamw", "several sections"),
     ],
 )
@@ -107,6 +114,13 @@ def test_a_bare_name_will_do_where_it_is_the_only_one() -> None:
     configs.override(config, "lr=0.25")
     configs.override(config, "batch=3", local_only=True)
     assert (config.optimizer.lr, config.train.batch) == (0.25, 3)
+
+
+def test_a_name_may_be_a_number() -> None:
+    config = Config()
+    for text in ("model.preset=20", "data.files=2026", "data.dataset=7"):
+        configs.override(config, text)
+    assert (config.model.preset, config.data.files, config.data.dataset) == ("20", ["2026"], "7")
 
 
 def test_local_keys_are_those_of_one_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,10 +18,16 @@ else:
 
 
 def _key(
-    default: Any, comment: str, *, local: bool = False, choices: tuple[str, ...] = (), least: float | None = None
+    default: Any,
+    comment: str,
+    *,
+    local: bool = False,
+    choices: tuple[str, ...] = (),
+    least: float = -math.inf,
+    below: float = math.inf,
 ) -> Any:
     """A config key. A local key belongs to one machine, so workers may differ in it."""
-    metadata = {"comment": comment, "local": local, "choices": choices, "least": least}
+    metadata = {"comment": comment, "local": local, "choices": choices, "least": least, "below": below}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -54,7 +61,7 @@ class Data:
     tokenizer: str = _key("byte", "byte, bpe (trained on the spot), or an HF tokenizer's name or path")
     vocabulary: int = _key(0, "number of tokens; 0 = 4096 for bpe, the largest one found for .bin and .npy", least=0)
     dtype: str = _key("uint16", ".bin: type of one token", choices=("uint8", "uint16", "uint32", "int32", "int64"))
-    holdout: float = _key(0.025, "share of the data, its last stretch, that is only evaluated", least=0)
+    holdout: float = _key(0.025, "share of the data, its last stretch, that is only evaluated", least=0, below=1)
     cap: int = _key(16_000_000, "stdlib: bytes of text at the most", least=1000)
     cache: str = _key("", "folder for trained tokenizers; empty = the user's cache folder", local=True)
 
@@ -109,7 +116,7 @@ class Logging:
 class Config:
     steps: int = _key(300, "optimizer steps of each worker", least=1)
     workers: int = _key(4, "workers (replicas) in all", least=1)
-    seed: int = _key(0, "seed of the initial weights and of the data order", least=0)
+    seed: int = _key(0, "seed of the initial weights and of the data order", least=0, below=2**32)
     parameters: int = _key(0, "trainable parameters; the run fills it in")
     method: dict[str, Any] = field(default_factory=lambda: {"name": "desloc"})
     model: Model = field(default_factory=Model)
@@ -187,18 +194,31 @@ def _checked(key: str, value: Any) -> Any:
     value = convert(key, value, kind)
     if meta["choices"] and value not in meta["choices"]:
         raise UserError(f"{key} = {value!r}: {nearest(str(value), meta['choices'])}")
-    if meta["least"] is not None and value < meta["least"]:
-        raise UserError(f"{key} = {value}: must be {meta['least']} or more")
+    if kind in (int, float):
+        _check_range(key, value, meta["least"], meta["below"])
+    if isinstance(value, list) and kind == list[float] and len(value) != len(_get(Config(), key)):
+        raise UserError(f"{key} = {value}: must be {len(_get(Config(), key))} numbers")
     return value
 
 
+def _check_range(key: str, value: float, least: float, below: float) -> None:
+    if not math.isfinite(value):
+        raise UserError(f"{key} = {value}: must be a finite number")
+    if value < least:
+        raise UserError(f"{key} = {value}: must be {least} or more")
+    if value >= below:
+        raise UserError(f"{key} = {value}: must be below {below}")
+
+
 def convert(key: str, value: Any, kind: Any) -> Any:
-    """The value as the type a key has; whole numbers may stand for reals, one text for a list of it."""
+    """The value as the type a key has; whole numbers may stand for reals and for texts, one text for a list of it."""
     if kind in (list[str], list[float]):
         items = value if isinstance(value, list) else str(value).split(",")
         return [convert(key, item, kind.__args__[0]) for item in items if item != ""]
     if kind is float and (isinstance(value, str) or type(value) is int):
         value = _number(key, value)
+    if kind is str and type(value) is int:  # a preset named 20, a folder named 2026
+        value = str(value)
     if type(value) is not kind:
         raise UserError(f"{key} = {value!r}: must be of type {kind.__name__}")
     return value
