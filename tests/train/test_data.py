@@ -123,6 +123,49 @@ def test_digits_and_npz_are_images(tmp_path: Path) -> None:
     assert x.shape == (1, 3, 6, 6) and float(x[0, 1, 2, 3]) == pytest.approx(pictures[7, 2, 3, 1] / 255)
 
 
+def test_classes_that_are_held_out_whole_are_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "i.npz", images=np.zeros((40, 6, 6)), labels=np.arange(40) // 10)
+    _, dataset = loaded([str(tmp_path / "i.npz")], holdout=0.25)
+    assert dataset.vocabulary == 4, "labels are sorted: the last class is in the held-out part alone"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"images": np.zeros((4, 6)), "labels": np.arange(4)}, "height, width"),
+        ({"images": np.zeros((4, 6, 6)), "labels": np.arange(3)}, "one whole number"),
+        ({"images": np.zeros((4, 6, 6)), "labels": np.eye(4, dtype=int)}, "one whole number"),
+        ({"images": np.zeros((4, 6, 6)), "labels": np.array([0, 1, -1, 0])}, "one whole number"),
+    ],
+)
+def test_images_and_labels_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, object], said: str) -> None:
+    np.savez(tmp_path / "i.npz", **arrays)
+    with pytest.raises(UserError, match=said):
+        loaded([str(tmp_path / "i.npz")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.npy", b""), ("a.npz", b""), ("a.bin", b""), ("a.txt", b""), ("a.npy", b"text\n"), ("a.npz", b"text\n")],
+)
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        loaded([str(tmp_path / name)], tokenizer="bpe")
+
+
+def test_negative_tokens_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.arange(-1, 500))
+    with pytest.raises(UserError, match="negative"):
+        loaded([str(tmp_path / "t.npy")])
+
+
+def test_a_cache_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("the cat sat on the mat.\n" * 80)
+    with pytest.raises(UserError, match=r"data\.cache"):
+        loaded([str(tmp_path / "t.txt")], tokenizer="bpe", cache=str(tmp_path / "t.txt"))
+
+
 @pytest.mark.parametrize(("model", "kind"), [("resnet", "stdlib"), ("llama", "digits")])
 def test_a_model_for_other_data_is_refused(model: str, kind: str) -> None:
     config = Config()

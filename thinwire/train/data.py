@@ -151,7 +151,10 @@ def _text(data: DataConfig) -> bytes:
         return _hf(data)
     if data.kind == "stdlib":
         return b"\n".join(path.read_bytes() for path in stdlib_files())[: data.cap]
-    return b"\n".join(path.read_bytes() for path in find(data.files))
+    text = b"\n".join(path.read_bytes() for path in find(data.files))
+    if not text.strip():
+        raise UserError(f"data.files = {', '.join(data.files)}: there is no text in them")
+    return text
 
 
 def find(patterns: list[str]) -> list[Path]:
@@ -179,6 +182,8 @@ def stdlib_files() -> list[Path]:
 def _mapped(data: DataConfig) -> tuple[Tokens, int]:
     arrays = [_map(path, data.dtype) for path in find(data.files)]
     tokens = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if tokens.dtype.kind == "i" and any(tokens[at : at + 2**24].min() < 0 for at in range(0, len(tokens), 2**24)):
+        raise UserError("data.files: there are negative tokens; was another data.dtype meant?")
     largest = max((int(tokens[at : at + 2**24].max()) for at in range(0, len(tokens), 2**24)), default=0)
     if data.vocabulary and largest >= data.vocabulary:
         raise UserError(f"the data has token {largest}: data.vocabulary = {data.vocabulary} is too small")
@@ -190,7 +195,7 @@ def _map(path: Path, dtype: str) -> Tokens:
         tokens: Tokens = (
             np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, dtype=dtype, mode="r")
         )
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise UserError(f"cannot map {path}: {error}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise UserError(f"{path} must hold one row of whole numbers, not {tokens.dtype} of shape {tokens.shape}")

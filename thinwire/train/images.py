@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ def load_images(data: Data) -> Dataset:
         cut = len(train) - int(len(train) * data.holdout)
         held = Images(train.images[cut:], train.labels[cut:])
         train = Images(train.images[:cut], train.labels[:cut])
-    return Dataset(train, held, vocabulary=int(train.labels.max()) + 1, channels=train.images.shape[1])
+    # of both: files sorted by label have classes that are held out whole
+    classes = int(torch.cat((train.labels, held.labels)).max()) + 1
+    return Dataset(train, held, vocabulary=classes, channels=train.images.shape[1])
 
 
 def _digits() -> dict[str, Any]:
@@ -40,8 +43,11 @@ def _npz(files: list[Path]) -> dict[str, Any]:
     """Arrays `x_train`, `y_train` (or `images`, `labels`), and perhaps `x_test`, `y_test`."""
     if len(files) > 1:
         raise UserError("data.kind = 'images' takes one .npz file")
-    with np.load(files[0]) as stored:
-        arrays = {{"images": "x_train", "labels": "y_train"}.get(name, name): stored[name] for name in stored.files}
+    try:
+        with np.load(files[0]) as stored:
+            arrays = {{"images": "x_train", "labels": "y_train"}.get(name, name): stored[name] for name in stored.files}
+    except (ValueError, EOFError, BadZipFile, AttributeError, TypeError) as error:  # each from another kind of file
+        raise UserError(f"{files[0]} is not an .npz file: write it with numpy.savez") from error
     missing = {"x_train", "y_train"} - set(arrays)
     if missing:
         raise UserError(
@@ -51,6 +57,11 @@ def _npz(files: list[Path]) -> dict[str, Any]:
 
 
 def _images(x: Any, y: Any) -> Images:
+    shape, kind = np.shape(x), np.asarray(y).dtype
+    if len(shape) not in (3, 4) or not shape[0]:
+        raise UserError(f"images must be (count, height, width) or (count, height, width, channels), not {shape}")
+    if np.size(y) != shape[0] or kind.kind not in "iu" or np.min(y) < 0:
+        raise UserError(f"labels must be one whole number from 0 an image: {np.shape(y)} {kind} for {shape[0]} images")
     return Images(_planes(torch.from_numpy(np.asarray(x))), torch.from_numpy(np.asarray(y)).long().flatten())
 
 

@@ -31,7 +31,10 @@ def encode(text: bytes, config: Data) -> tuple[Tokens, int]:
 def cache_folder(config: Data) -> Path:
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thinwire"
     folder = Path(config.cache) if config.cache else default
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"data.cache: cannot keep the tokenizer in {folder} ({error.strerror})") from error
     return folder
 
 
