@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import Process, ended
+from thinwire.train.line import Broken, Line, drain, pump
 
 PORT = 29417
 
@@ -57,10 +59,21 @@ def test_a_failure_is_one_line_with_the_cure(thinwire, address: str, status: int
     assert said.format(port=port) in result.stderr and len(result.stderr.splitlines()) == 1 and not result.stdout
 
 
-def test_something_else_that_listens_is_told_apart(thinwire) -> None:
+@pytest.mark.parametrize("measure", [pump, drain], ids=["sending", "receiving"])
+def test_a_line_that_breaks_in_the_middle_of_a_measurement_is_said(measure: Callable[[Line], object]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as link:
+        peer = door.accept()[0]
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, as of a killed process
+        peer.close()
+        with pytest.raises(Broken, match="the line to there broke .*run the check again"):
+            measure(Line(link, "there"))
+
+
+@pytest.mark.parametrize("greeting", [b"220 mail\n", b"220\n"])
+def test_something_else_that_listens_is_told_apart(thinwire, greeting: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.settimeout(120)
-        answer = threading.Thread(target=lambda: door.accept()[0].sendall(b"220 mail\n"))
+        answer = threading.Thread(target=lambda: door.accept()[0].sendall(greeting))
         answer.start()
         result = thinwire("check", f"127.0.0.1:{door.getsockname()[1]}", status=1)
         answer.join()

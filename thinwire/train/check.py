@@ -123,7 +123,7 @@ def _latency(line: Line) -> float:
 
 def _speed_out(line: Line) -> float:
     line.say(do="take")
-    sent = pump(line.link)
+    sent = pump(line)
     answer = line.hear()
     assert answer["bytes"] == sent
     return sent / answer["seconds"]
@@ -181,7 +181,7 @@ def _obey(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:
             size, seconds = drain(line)
             line.say(bytes=size, seconds=seconds)
         elif do == "give":
-            pump(line.link)
+            pump(line)
             line.say()
         else:
             line.say()

@@ -35,39 +35,41 @@ class Line:
         return self.hear()
 
     def say(self, **facts: Any) -> None:
-        with self._explained():
+        with self.explained():
             self.link.sendall(json.dumps(facts).encode() + b"\n")
 
     def hear(self) -> dict[str, Any]:
-        with self._explained():
+        with self.explained():
             text = self.file.readline()
         try:
             return dict(json.loads(text))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise Broken(f"{self.peer} is not `thinwire check`, or it ended: start it anew on both sides") from error
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise Broken(f"the line to {self.peer} broke ({error}): run the check again") from error
 
 
-def pump(link: socket.socket) -> int:
+def pump(line: Line) -> int:
     """Send for a while; each block says whether another follows."""
     deadline, sent, block = time.perf_counter() + SECONDS, 0, bytes(BLOCK - 1)
-    while time.perf_counter() < deadline:
-        link.sendall(b"\x01" + block)
-        sent += BLOCK
-    link.sendall(b"\x00" + block)
+    with line.explained():
+        while time.perf_counter() < deadline:
+            line.link.sendall(b"\x01" + block)
+            sent += BLOCK
+        line.link.sendall(b"\x00" + block)
     return sent + BLOCK
 
 
 def drain(line: Line) -> tuple[int, float]:
     began, size = time.perf_counter(), 0
     while True:
-        block = line.file.read(BLOCK)
+        with line.explained():
+            block = line.file.read(BLOCK)
         if len(block) < BLOCK:
             raise Broken(f"{line.peer} hung up in the middle of a measurement: run the check again")
         size += BLOCK
