@@ -144,6 +144,14 @@ def test_time_for_a_budget():
     assert row.sent_per_day == pytest.approx(86400 / (0.5 / row.utilization) * row.bytes_per_step * 1.5, rel=1e-2)
 
 
+@pytest.mark.parametrize("rate", [1e2, 1e4])
+def test_bytes_of_a_day_are_the_mean_also_where_a_round_takes_longer(rate):
+    row = Advisor(site(links=(Link(rate, rate),)), 1000).assess({"name": "local_sgd", "every": 32})
+    steps = 86400 * row.utilization / 0.5
+    # a ring all-reduce of 48 MB between four workers, once in 32 steps
+    assert row.sent_per_day == pytest.approx(steps / 32 * 1.5 * 48e6, rel=1e-3)
+
+
 def test_goodput_is_there_when_asked_for():
     rows = Advisor(site(), 10**9, trouble=Trouble(mtbf=3600.0, slow=0.25)).table()
     assert all(0 < share <= 1.01 for row in rows for share in row.goodput.values())

@@ -184,8 +184,9 @@ class Advisor:
     def _flow(self, price: Cost, share: float) -> dict[str, float]:
         """Bytes a day and seconds for the token budget."""
         step = self.site.step_time / share
-        steps = max(1, round(DAY / step))
-        sent, received = price.wire(steps)
+        # the long-run mean: on a thin line a day may be shorter than a round
+        sent = DAY / step * sum(row.sent / row.when.period for row in price.rows)
+        received = DAY / step * sum(row.received / row.when.period for row in price.rows)
         needed = self.tokens / (self.site.batch_tokens * self.site.workers)
         return {"sent_per_day": sent, "received_per_day": received, "seconds": needed * step}
 
