@@ -61,6 +61,13 @@ def test_fewer_deaths_never_hurt(kind):
     assert 0 < got[0] < got[-1] <= 1.01
 
 
+@pytest.mark.parametrize("kind", ["synchronous", "quorum"])
+@pytest.mark.parametrize("workers", [2, 1000])
+def test_workers_that_never_live_through_a_phase_commit_nothing(kind, workers):
+    faults = Faults(mtbf=10, coordinator_mtbf=1000)
+    assert goodput(kind, Fleet(workers, phase=150, exchange=5, every=128), faults) == 0
+
+
 def test_at_scale_one_death_stops_a_synchronous_fleet_and_no_other():
     fleet, faults = Fleet(4000, phase=36, exchange=5, every=30), Faults(mtbf=86400)
     got = {kind: goodput(kind, fleet, faults) for kind in KINDS}

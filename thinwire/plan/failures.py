@@ -23,6 +23,7 @@ Mask = NDArray[np.bool_]
 ROUNDS = 200
 QUORUM = 0.9
 GRACE = 0.1  # how long a round stays open after its quorum, as a share of a phase
+LIVES = 500  # of a worker in one phase: if it dies more often than that, it never finishes the phase
 STEP_SPREAD = 0.05  # standard deviation of one step's time, as a share of it
 
 
@@ -78,9 +79,14 @@ class _Course:
         """`who` begin a phase: writes when each is done, repeated after a death, and when that death is noticed."""
         phases = self.phases()
         finish[who], noticed[who] = begin + phases[who], np.inf
-        while (dead := who & (self.dies < finish)).any():
+        if np.isinf(begin):
+            return
+        for _ in range(LIVES):
+            if not (dead := who & (self.dies < finish)).any():
+                return
             noticed[dead] = np.minimum(noticed[dead], self.dies[dead] + self.faults.heartbeat)
             finish[dead] = self.restart(dead) + phases[dead]
+        finish[dead] = np.inf
 
     def restart(self, dead: Mask) -> Array:
         """When the dead are back; each is given a new life from then on."""
@@ -90,7 +96,7 @@ class _Course:
 
     def agreed(self, time: float) -> float:
         """When a round for which all is ready at `time` can count: not while the coordinator is away."""
-        while self._leaves <= time:
+        while self._leaves <= time < np.inf:
             back = self._leaves + self.faults.absence
             time, self._leaves = max(time, back), back + self._stay()
         return time
