@@ -102,6 +102,7 @@ def test_a_run_directory(tmp_path, ask):
         [*ASK, *LINE, "--slow-workers", "5%x0"],
         [*ASK, *LINE, "--mtbf", "0s"],
         [*ASK, *LINE, "--plot", "curve.jpeg"],
+        [*ASK, *LINE, "--plot", "/nonexistent/curve.html"],
         [*ASK, *LINE, "--gpu-memory", "lots"],
         [*ASK, *LINE, "--probe"],
         ["--bandwidth", "1Gbit"],
@@ -114,6 +115,11 @@ def test_nonsense_is_refused_in_one_line(arguments, capsys):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("thinwire plan: ")
+
+
+def test_more_slow_workers_than_workers_are_counted_in_the_refusal(capsys):
+    assert main([*ASK, *LINE, "--workers", "2", "--slow-workers", "3"]) == 2
+    assert "--slow-workers 3: there are only 2 workers" in capsys.readouterr().err
 
 
 def test_a_refusal_seen_from_outside():

@@ -89,11 +89,17 @@ def trouble(mtbf: str | None, slow_workers: str | None, workers: int) -> Trouble
     if seconds <= 0:
         raise ValueError(f"--mtbf {mtbf}: must be more than zero")
     many, _, factor = (slow_workers or "0").partition("x")
-    share = units.share(many) if "%" in many or "." in many else units.share(str(_count(many) / workers))
+    share = units.share(many) if "%" in many or "." in many else _share_of(_count(many), workers)
     slowdown = float(factor) if re.fullmatch(r"[0-9]*\.?[0-9]+", factor) else 2.0 if not factor else 0.0
     if slowdown < 1:
         raise ValueError(f"--slow-workers {slow_workers}: write 5%, 3, or 5%x1.5 (share or number, times slower)")
     return Trouble(seconds, share, slowdown)
+
+
+def _share_of(slow: int, workers: int) -> float:
+    if slow > workers:
+        raise ValueError(f"--slow-workers {slow}: there are only {workers} workers")
+    return slow / workers
 
 
 def _count(text: str) -> int:

@@ -29,6 +29,8 @@ def plot(path: Path, curves: dict[str, Array], here: float, title: str) -> None:
     """`curves` are over `RATES`; `here` is the line asked about, in bit/s."""
     if path.suffix not in (".html", ".png"):
         raise ValueError(f"--plot {path}: write a name that ends in .html or .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"--plot {path}: there is no folder {path.parent}")
     (_html if path.suffix == ".html" else _png)(path, curves, here, title)
 
 
