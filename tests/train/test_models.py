@@ -56,6 +56,16 @@ def test_any_hf_causal_lm_by_its_config(tmp_path: Path) -> None:
         models.build(config, vocabulary=17)
 
 
+@pytest.mark.parametrize("content", ["[1, 2]", "{}", "{"])
+def test_a_json_that_is_no_config_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "c.json").write_text(content)
+    config = Config()
+    config.model.kind, config.model.path = "hf", str(tmp_path / "c.json")
+    with pytest.raises(UserError, match=r"c\.json"):
+        models.build(config, 256)
+
+
 @pytest.mark.parametrize("preset", ["tiny", "20", "18"])
 def test_resnets_classify_images_of_any_size(preset: str) -> None:
     assert resnet(preset, channels=3, classes=7)(torch.rand(2, 3, 9, 12)).shape == (2, 7)

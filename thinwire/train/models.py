@@ -173,6 +173,8 @@ def hf(config: ModelConfig) -> nn.Module:
     try:
         if path.suffix == ".json":
             table = json.loads(path.read_text())
+            if not isinstance(table, dict) or "model_type" not in table:
+                raise ValueError("not a config.json of transformers: it has no model_type")
             fresh = transformers.AutoConfig.for_model(table.pop("model_type"), **table)
             return transformers.AutoModelForCausalLM.from_config(fresh)
         return transformers.AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32)
