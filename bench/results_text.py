@@ -69,8 +69,8 @@ Beside what the tables above say:
   scikit-learn's digits was run (`LOG.md`, `bench/results/decoupled_cnn.json`).
 - At 1000x: MT-DAO-style slow momentum, DES-LOC rows below fp32, sparseloco at 3000x, other numbers of workers.
 - The engine's overhead at 1B parameters (memory at 1B was measured).
-- Lists 12 to 17 (published outer step, 35M shape, more second seeds, decoupled momentum at 2 and 8 workers, slow momentum,
-  regularised DDP): ready to run, no GPU was at hand.
+- Lists 12 to 17 (published outer step, 35M shape, more second seeds, decoupled momentum at 2 and 8 workers, slow
+  momentum, regularised DDP): ready to run, no GPU was at hand.
 - Peers at 124M parameters on shaped lines.
 """
 
@@ -183,13 +183,14 @@ wide: DiLoCo at 512 meets three times in this run and gets worse at the last mee
 "consensus" loses <decoupled 128 consensus : diloco 128>, "mean" <decoupled 128 mean : diloco 128>; for "mean" that is
 worker 0's copy, and the mean of its workers is far worse.
 
-**Speed.** A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two workers,
-.41 with four, .39 at 124M parameters, on loopback. Rounds made one after the other (`bench/overhead.py`) do not reach it
-with 10 and 100 tensors against torchft without buckets, where .6 is what the bytes moved through memory allow at best
-(`bench/README.md`); with 1,000 tensors they take a quarter. torchft's streaming does as well as ours on loopback in the
-median, or better. torch's DDP is faster than `tw.ddp`, since it meets during the backward pass. DCT + top-k, encoded and
-merged, takes 35 to 38 times less time on a GPU than the per-tensor approach in the same run, which is bound by its launches,
-and so by the host; on two cores 3.3 and 2.3 times less, and in another run on the idle machine 4.3 and 2.8.
+**Speed.** A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two
+workers, .41 with four, .39 at 124M parameters, on loopback. Rounds made one after the other (`bench/overhead.py`) do
+not reach it with 10 and 100 tensors against torchft without buckets, where .6 is what the bytes moved through memory
+allow at best (`bench/README.md`); with 1,000 tensors they take a quarter. torchft's streaming does as well as ours on
+loopback in the median, or better. torch's DDP is faster than `tw.ddp`, since it meets during the backward pass. DCT +
+top-k, encoded and merged, takes 35 to 38 times less time on a GPU than the per-tensor approach in the same run, which
+is bound by its launches, and so by the host; on two cores 3.3 and 2.3 times less, and in another run on the idle
+machine 4.3 and 2.8.
 """
 
 
