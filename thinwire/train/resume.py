@@ -82,8 +82,7 @@ class Keeper:
     def _load_worker(self, trainer: Trainer, index: int, files: checkpoint.Files) -> None:
         replica, state = trainer.team.replicas[index], files["state.pt"]
         weights.load(replica.module, files["model.safetensors"])
-        for optimizer, part in zip(replica.optimizers, state["optimizers"], strict=True):
-            weights.load_optimizer(optimizer, part)
+        weights.load_optimizers(replica.optimizers, state["optimizers"])
         trainer.team.shards[index].load_state_dict(state["shard"])
 
     def _open_fleet(self, trainer: Trainer, state: dict[str, Any], fleets: list[dict[str, Any]]) -> None:
@@ -99,8 +98,7 @@ class Keeper:
     def _mean_moments(self, trainer: Trainer) -> None:
         states = self._mean_state(trainer.step)["state.pt"]["optimizers"]
         for replica in trainer.team.replicas:
-            for optimizer, state in zip(replica.optimizers, states, strict=True):
-                weights.load_optimizer(optimizer, state)
+            weights.load_optimizers(replica.optimizers, states)
 
     def _from_the_mean(self, trainer: Trainer, step: int) -> None:
         """Another number of workers: all start from the mean of those stored here."""

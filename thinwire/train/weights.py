@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,14 +57,30 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     return {"state": plain, "param_groups": state["param_groups"]}
 
 
-def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def load_optimizers(optimizers: Sequence[Optimizer], states: Sequence[dict[str, Any]]) -> None:
+    """The stored moments; what the config decides (weight decay, betas) is the config's, as the learning rate is."""
+    if [_options(optimizer.param_groups) for optimizer in optimizers] != [_options(s["param_groups"]) for s in states]:
+        raise UserError("the checkpoint's optimizer state does not fit: resume with its own optimizer.name")
+    for optimizer, state in zip(optimizers, states, strict=True):
+        _load_optimizer(optimizer, state)
+
+
+def _options(groups: list[dict[str, Any]]) -> list[set[str]]:
+    return [set(group) for group in groups]
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sharded = {
         index: {key: _like(parameters[index], value) for key, value in entry.items()}
         for index, entry in state["state"].items()
     }
+    groups = [
+        {**own, "params": stored["params"]}
+        for own, stored in zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ]
     try:
-        optimizer.load_state_dict({"state": sharded, "param_groups": state["param_groups"]})
+        optimizer.load_state_dict({"state": sharded, "param_groups": groups})
     except ValueError as error:
         raise UserError(
             f"the checkpoint's optimizer state does not fit optimizer.name and this model: {error}"
