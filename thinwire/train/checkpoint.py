@@ -65,6 +65,14 @@ def write_file(path: Path, content: Any) -> None:
     _sync(path)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """A small file that is the old or the new one, whole, whenever the process is killed: a resume reads it."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    _sync(draft)
+    draft.replace(path)
+
+
 def _sync(path: Path) -> None:
     """Onto the disk: a rename must not outlive the data it promises."""
     handle = os.open(path, os.O_RDONLY)

@@ -30,6 +30,7 @@ class Trainer:
         train = config.train
         self.examples_per_step = sum(place.notes.exchange(train.batch * train.accumulate * len(place.hosted)))
         self.seconds_before = self.waited = self.hidden = 0.0
+        self.wire_before = {"wire_sent": 0, "wire_received": 0}
         self.drift: Record = {}
         self.last: Record = {}
 
@@ -136,8 +137,8 @@ class Trainer:
             "lr": factor * self.config.optimizer.lr,
             "tokens": self.tokens_before + tokens,
             "bytes_sent": self.bytes_before + self.fleet.bytes_sent,
-            "wire_sent": self.fleet.wire_sent,
-            "wire_received": self.fleet.wire_received,
+            "wire_sent": self.wire_before["wire_sent"] + self.fleet.wire_sent,
+            "wire_received": self.wire_before["wire_received"] + self.fleet.wire_received,
             "seconds": self.seconds_before + seconds,
             "step_seconds": whole,
             "tokens_per_second": tokens / seconds,
