@@ -184,6 +184,43 @@ def test_another_number_of_workers_and_another_method(
     assert [line["step"] for line in lines] == list(range(1, 31))
     sent = [line["bytes_sent"] for line in lines]
     assert sent == sorted(sent) and lines[-1]["val_loss"] < lines[4]["val_loss"]
+    wire = [line["wire_sent"] for line in lines]
+    assert wire == sorted(wire), "what crossed the wire is cumulative too"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--steps", 5), "is at step 10 already"),
+        (("--set", "optimizer.name=sgd"), "optimizer.name"),
+        (("--set", "optimizer.name=muon"), "optimizer.name"),
+        (("--method", "demo"), "SGD"),
+    ],
+)
+def test_a_resume_that_cannot_be_is_refused_and_leaves_the_run_as_it_was(
+    tmp_path: Path, thinwire, stopped_and_whole: tuple[Path, Path], arguments: tuple[object, ...], said: str
+) -> None:
+    run = shutil.copytree(stopped_and_whole[0], tmp_path / "run")
+    result = thinwire("train", "--resume", run, *arguments, status=2)
+    assert said in result.stderr and len(result.stderr.splitlines()) == 1
+    assert (run / "config.toml").read_text() == (stopped_and_whole[0] / "config.toml").read_text()
+
+
+def test_a_resume_takes_the_optimizers_settings_from_the_config(
+    tmp_path: Path, thinwire, stopped_and_whole: tuple[Path, Path]
+) -> None:
+    run = shutil.copytree(stopped_and_whole[0], tmp_path / "run")
+    thinwire("train", "--resume", run, "--set", "optimizer.weight_decay=0.7")
+    state = torch.load(run / "checkpoint-000012" / "worker-0" / "state.pt", weights_only=True)
+    assert [group["weight_decay"] for group in state["optimizers"][0]["param_groups"]] == [0.7, 0.0]
+
+
+def test_a_config_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").write_text("steps = 7")
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))  # killed just before
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.replace_text(tmp_path / "config.toml", "steps = 9")
+    assert (tmp_path / "config.toml").read_text() == "steps = 7"
 
 
 def test_a_folder_with_a_run_is_not_written_over(thinwire, stopped_and_whole: tuple[Path, Path]) -> None:

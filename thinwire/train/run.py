@@ -17,7 +17,7 @@ import thinwire as tw
 from thinwire.report import metrics
 from thinwire.train import checkpoint, data, toml, weights
 from thinwire.train.config import Config, shared
-from thinwire.train.errors import UserError
+from thinwire.train.errors import UserError, as_user_error
 from thinwire.train.graphs import work_for
 from thinwire.train.ledger import Ledger
 from thinwire.train.loop import Trainer
@@ -69,7 +69,11 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
     config, place = trainer.config, trainer.place
     keeper = Keeper(order.folder, config, place, talk)
     if order.resume:
-        keeper.restore(trainer)
+        with as_user_error():
+            keeper.restore(trainer)
+        if trainer.step > config.steps:
+            place.notes.leave()  # every process refuses alike
+            raise UserError(f"{order.folder} is at step {trainer.step} already: --steps {config.steps} is behind it")
         talk.say(f"resumed {order.folder} at step {trainer.step}")
     else:
         trainer.open_fleet(config.method)
@@ -123,7 +127,7 @@ def _finish(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any]:
     tensors = weights.whole(trainer.team.replicas[0].module)
     if trainer.place.writes:
         _export(trainer, order.folder, tensors)
-        (order.folder / "summary.json").write_text(json.dumps(summary, indent=2))
+        checkpoint.replace_text(order.folder / "summary.json", json.dumps(summary, indent=2))
         report = _report(trainer.config, order.folder, talk)
         if not order.quiet:
             talk.close()
@@ -186,8 +190,11 @@ def _sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
     last = metrics.cut_after(folder / "metrics.jsonl", trainer.step)
     if last:
         trainer.last, trainer.seconds_before, trainer.tokens_before = last, last["seconds"], last["tokens"]
-    (folder / "config.toml").write_text(toml.dump(config))
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=2))
+        # a fleet that was opened anew (another number of workers) counts from zero
+        trainer.wire_before = {key: max(0, last[key] - getattr(trainer.fleet, key)) for key in trainer.wire_before}
+    (folder / "summary.json").unlink(missing_ok=True)  # of an earlier end, if this run goes on
+    checkpoint.replace_text(folder / "config.toml", toml.dump(config))
+    checkpoint.replace_text(folder / "versions.json", json.dumps(versions(), indent=2))
     sinks: list[metrics.Sink] = [metrics.Lines(folder / "metrics.jsonl")]
     if config.logging.tensorboard:
         sinks += _optional(lambda: metrics.TensorBoard(folder / "tensorboard"), "TensorBoard", talk)
