@@ -53,6 +53,14 @@ class Sync:
     feedback: float | None = None
 
     def __post_init__(self) -> None:
+        for what, kind, example in (
+            ("view", View, "tw.params"),
+            ("when", (Every, HalfLife), "tw.Every(32)"),
+            ("rule", Rule, "tw.Average()"),
+            ("codec", Codec, "tw.Int8()"),
+        ):
+            if not isinstance(value := getattr(self, what), kind):
+                raise ValueError(f"the {what} of a row must be such as {example}, not {value!r}")
         check_pairing(self.rule, self.view.kind, self.view.states, self.codec.coarse, self.feedback, self.when.delay)
         if isinstance(self.when, Every):
             check_delay(self.rule, self.when)

@@ -640,11 +640,30 @@ def test_demo_needs_plain_sgd(optimizer: Any) -> None:
         lambda: tw.eager_diloco(4, phases=0),
         lambda: tw.streaming_diloco(4, []),
         lambda: tw.TopK(0),
+        lambda: tw.sparseloco(4, topk=1.5),  # type: ignore[arg-type]
+        lambda: tw.TopK(4, values=tw.BFloat16),  # type: ignore[arg-type]
+        lambda: tw.DCT(tw.TopK(4), 8.0),  # type: ignore[arg-type]
+        lambda: tw.DCT(tw.Int8),  # type: ignore[arg-type]
+        lambda: tw.diloco("8"),  # type: ignore[arg-type]
+        lambda: tw.relay_diloco("8", [["*"]]),  # type: ignore[arg-type]
+        lambda: tw.carry_diloco(8, delay="8"),  # type: ignore[arg-type]
+        lambda: tw.eager_diloco(4, phases=1.5),  # type: ignore[arg-type]
+        lambda: tw.desloc(8, outer=0.7),  # type: ignore[arg-type]
+        lambda: tw.diloco(8, codec=tw.Int8),  # type: ignore[arg-type]
+        lambda: tw.diloco(8, codec="int8"),  # type: ignore[arg-type]
+        lambda: tw.Sync(tw.params, 8, tw.Average()),  # type: ignore[arg-type]
+        lambda: tw.Sync(tw.params, tw.Every(8), tw.Average),  # type: ignore[arg-type]
+        lambda: tw.Sync("params", tw.Every(8), tw.Average()),  # type: ignore[arg-type]
     ],
 )
 def test_values_that_mean_nothing_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError):
         wrong()
+
+
+def test_a_period_is_named_as_it_was_given() -> None:
+    with pytest.raises(ValueError, match="not '16'"):
+        tw.desloc("16")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fragments", [[["inner.*"]], [["*"], ["gain"]], [["*"], ["nothing"]]])

@@ -38,7 +38,7 @@ class TopK(Codec):
     def __init__(
         self, k: int, chunk: int = 4096, values: Codec | None = None, merge: Literal["senders", "mean"] = "senders"
     ) -> None:
-        if not 1 <= k <= chunk <= 1 << 16:
+        if not (isinstance(k, int) and isinstance(chunk, int) and 1 <= k <= chunk <= 1 << 16):
             raise ValueError(f"TopK keeps k of each chunk, 1 <= k <= chunk <= 65536: got k={k}, chunk={chunk}")
         if merge not in ("senders", "mean"):
             raise ValueError(f'merge is "senders" or "mean", not {merge!r}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..codec.base import Codec
 from ..codec.dense import Float32
@@ -60,8 +60,8 @@ def parameter_rows(
     fragments: Fragments | None, every: int, delay: int, rule: Rule, codec: Codec | None, feedback: float | None = None
 ) -> list[Sync]:
     """One row per fragment; fragment p of P is offset by p * every // P."""
-    views = views_of(fragments)
+    views, when = views_of(fragments), Every(every, delay=delay)
     return [
-        Sync(view, Every(every, p * every // len(views), delay), rule, codec or Float32(), feedback)
+        Sync(view, replace(when, offset=p * every // len(views)), rule, codec or Float32(), feedback)
         for p, view in enumerate(views)
     ]

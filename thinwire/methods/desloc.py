@@ -31,14 +31,17 @@ def desloc(every: int, moments: Moments = None, outer: Nesterov | None = None, d
     moment(exp_avg_sq)                  every 1536  Overwrite()  Float32()
     buffers                             every 256   Overwrite()  Statistics()
     """
+    first = Sync(params, Every(every, delay=delay), _rule(outer, delay))
     rows = [Sync(moment(*states), when, Overwrite()) for states, when in _periods(every, moments, delay)]
-    return table("desloc", Sync(params, Every(every, delay=delay), _rule(outer, delay)), *rows, every=every)
+    return table("desloc", first, *rows, every=every)
 
 
 def _rule(outer: Nesterov | None, delay: int) -> Rule:
     """With a delay the shared anchor steps when the mean lands, and progress made meanwhile is kept."""
     if outer is None:
         return Average()
+    if not isinstance(outer, Nesterov):
+        raise ValueError(f"outer must be None or an outer step such as tw.Nesterov(1.0, 0.9), not {outer!r}")
     return Carry(outer) if delay else Outer(outer)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ..codec import Codec
 from ..rule import Carry, Delayed, Eager, Nesterov
+from ..schedule import Every
 from ..table import Method
 from .common import Fragments, parameter_rows, table
 
@@ -44,8 +45,8 @@ def eager_diloco(
     >>> print(eager_diloco(every=30, phases=2).rows[0].when)
     every 30, delay 60
     """
-    if phases < 1:
-        raise ValueError(f"phases must be at least 1, not {phases}")
+    if not isinstance(phases, int) or phases < 1:
+        raise ValueError(f"phases must be a whole number, at least 1, not {phases!r}")
     rule = Eager(Nesterov(outer_lr, outer_momentum))
     return table("eager_diloco", *parameter_rows(fragments, every, phases * every, rule, codec), every=every)
 
@@ -65,7 +66,8 @@ def carry_diloco(
     every 30, delay 30
     """
     delay = every if delay is None else delay
-    if delay > every:
+    when = Every(every, delay=delay)
+    if when.delay > when.period:
         raise ValueError(f"delay must be at most every ({every}), not {delay}")
     rule = Carry(Nesterov(outer_lr, outer_momentum))
     return table("carry_diloco", *parameter_rows(None, every, delay, rule, codec), every=every)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ..codec import Codec
 from ..rule import Carry, Nesterov
+from ..schedule import Every
 from ..table import Method
 from .common import Fragments, parameter_rows, table
 
@@ -31,6 +32,6 @@ def relay_diloco(
     >>> print(relay_diloco(30, [["0.*"], ["1.*"], ["2.*"]]).rows[1].when)
     every 30, offset 10, delay 10
     """
-    delay = -(-every // max(1, len(fragments)))
+    delay = -(-Every(every).period // max(1, len(fragments)))
     rule = Carry(Nesterov(outer_lr, outer_momentum))
     return table("relay_diloco", *parameter_rows(fragments, every, delay, rule, codec), every=every)
