@@ -23,7 +23,6 @@ from .transport import Key, PeerLost
 SLOW = 10.0  # seconds of waiting after which somebody should know
 _TICK = datetime.timedelta(seconds=1)
 _KINDS = ("blank", "round", "consensus", "finish", "vote")
-_CALLS = ("consensus", "finish")  # in which a worker waits for all others to make the same one
 _PREFIX = 16  # bytes before the headers: kind, row, round, step
 
 
@@ -57,7 +56,6 @@ class Conversation:
             missing = [process for process, box in enumerate(self.inbox) if key not in box]
             if not missing:
                 break
-            self._refuse_another_call(key, missing)
             if not self.outstanding:
                 self._post(Key("blank"), b"", 0)
             self._collect(key)
@@ -74,16 +72,6 @@ class Conversation:
         """Rounds that some peer has launched and this process has not, first to last."""
         keys = {key: None for box in self.inbox for key in box if key.kind == "round" and key not in self.said}
         return list(keys)
-
-    def _refuse_another_call(self, key: Key, missing: Sequence[int]) -> None:
-        """A peer that waits in another call never comes to this one, nor we to that."""
-        for process in missing if key.kind in _CALLS else []:
-            for other in self.inbox[process]:
-                if other.kind in _CALLS:
-                    raise ValueError(
-                        f"{_names(self.board.workers_of(process))} called {other} where this worker called {key}: "
-                        "make the same calls on every worker, in the same order"
-                    )
 
     def _refuse_the_done(self, key: Key) -> None:
         """A peer that left without making this post will never make it."""

@@ -88,23 +88,6 @@ def test_a_frozen_tensor_that_differs_is_named(cluster: Cluster) -> None:
         assert "2.weight" in text and "worker 1" in text
 
 
-def another_call(rank: int) -> str:
-    fleet = tw.Fleet(replicas(1), tw.local_sgd(4), tw.Group())
-    train(fleet, 2, first_worker=rank)
-    try:
-        fleet.consensus() if rank == 0 else fleet.finish()
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
-def test_different_calls_are_told_to_both(cluster: Cluster) -> None:
-    """Each would wait for the other's call for ever."""
-    first, second = cluster.run(another_call, 2)
-    assert "worker 1 called finish() where this worker called consensus()" in first
-    assert "worker 0 called consensus() where this worker called finish()" in second
-
-
 def skipping_scaler(rank: int) -> tuple[list, int, dict[str, torch.Tensor]]:
     """Worker 1's third step overflows, so its GradScaler skips it; it then evaluates while worker 0 is a step ahead."""
     replica = replicas(1, sgd)[0]
