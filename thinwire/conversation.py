@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from .transport import Key, PeerLost
 
 SLOW = 10.0  # seconds of waiting after which somebody should know
 _TICK = datetime.timedelta(seconds=1)
+_ANSWER = 5.0  # seconds in which the host of the store answers, if it lives
 _KINDS = ("blank", "round", "consensus", "finish", "vote")
 _PREFIX = 16  # bytes before the headers: kind, row, round, step
 
@@ -78,7 +81,7 @@ class Conversation:
         for process, (posts, why) in self.board.departed().items():
             if posts <= self.heard:
                 workers = self.board.workers_of(process)
-                raise PeerLost(f"{key}: {_names(workers)} {why}", workers, key.row, key.round)
+                raise PeerLost(f"{key}: {_names(workers)} {why}", workers, *_place(key))
 
     def leave(self, why: str) -> None:
         """Tell the others that nothing more will come from here."""
@@ -99,11 +102,24 @@ class Conversation:
         work, outputs = self.outstanding.popleft()
         self.wait(work, key, header=True)
         self.heard += 1
-        for process, output in enumerate(outputs):
-            blob = bytes(output.numpy())
+        blobs = [bytes(output.numpy()) for output in outputs]
+        for box, blob in zip(self.inbox, blobs, strict=True):
             met = unpack(blob)
             if met.kind != "blank":
-                self.inbox[process][met] = blob[_PREFIX:]
+                box[met] = blob[_PREFIX:]
+        if all(unpack(blob).kind == "blank" for blob in blobs):
+            raise self._deadlock(key)
+
+    def _deadlock(self, key: Key) -> PeerLost:
+        """All processes wait, and none has anything to say: it would stay so for ever."""
+        missing = [process for process, box in enumerate(self.inbox) if key not in box]
+        workers = [worker for process in missing for worker in self.board.workers_of(process)]
+        there = [str(other) for process in missing for other in self.inbox[process]]
+        where = f"waits at {', '.join(there)}" if there else "waits elsewhere"
+        return PeerLost(
+            f"{key}: {_names(workers)} {where}: give every worker the same number of steps and the same checkpoint",
+            workers, *_place(key),
+        )  # fmt: skip
 
     def wait(self, work: Any, key: Key, header: bool = False) -> None:
         """Wait for a collective; say so when it is slow, give up when a peer is lost."""
@@ -135,7 +151,7 @@ class Conversation:
         gone = self.gone() if self.gone else self._silent()
         who = f"{_names(gone)} not heard from" if gone else "the connection broke"
         reason = str(error).strip().split(". This is typically", 1)[0].splitlines()[0:1] or [type(error).__name__]
-        return PeerLost(f"{key}: {who} ({reason[0]})", gone, key.row, key.round)
+        return PeerLost(f"{key}: {who} ({reason[0]})", gone, *_place(key))
 
     def _silent(self) -> list[int]:
         return [w for process in self.board.roll_call() for w in self.board.workers_of(process)]
@@ -150,6 +166,11 @@ def unpack(blob: bytes) -> Key:
     return Key(_KINDS[blob[0]], int.from_bytes(blob[1:4], "little"), int.from_bytes(blob[4:10], "little"))
 
 
+def _place(key: Key) -> tuple[int | None, int | None]:
+    """Row and round, which a call such as `consensus` has none of."""
+    return (key.row, key.round) if key.kind == "round" else (None, None)
+
+
 def _names(workers: Sequence[int]) -> str:
     listed = ", ".join(str(worker) for worker in workers)
     return f"worker {listed}" if len(workers) == 1 else f"workers {listed}" if workers else "nobody in particular"
@@ -162,50 +183,80 @@ class Board:
         self.store, self.process, self.timeout = store, process, timeout
         self.edges = [*first_workers, workers]
         self.processes = len(first_workers)
+        self.gone = False  # its host is the one that died or froze: there is nothing to read any more
 
     def workers_of(self, process: int) -> list[int]:
         return list(range(self.edges[process], self.edges[process + 1]))
 
     def mark(self, posts: int) -> None:
-        self._attempt(lambda: self.store.set(f"posts/{self.process}", str(posts)))
+        self._write(f"posts/{self.process}", str(posts))
 
     def behind(self, posts: int) -> list[int]:
         """Processes that have not made post number `posts` yet."""
-        return [process for process in range(self.processes) if self._posts(process) < posts]
+        late = [process for process in range(self.processes) if self._posts(process) < posts]
+        return self._suspects() if self.gone else late
 
     def _posts(self, process: int) -> int:
         key = f"posts/{process}"
-        return self._attempt(lambda: int(self.store.get(key)) if self.store.check([key]) else 0, default=0)
+        return self._read(lambda: int(self.store.get(key)) if self.store.check([key]) else 0, default=0)
 
     def depart(self, posts: int, why: str) -> None:
-        self._attempt(lambda: self.store.set(f"done/{self.process}", json.dumps([posts, why])))
+        self._write(f"done/{self.process}", json.dumps([posts, why]))
 
     def departed(self) -> dict[int, tuple[int, str]]:
         """The processes that have left: after how many posts, and why."""
-        keys = {p: f"done/{p}" for p in range(self.processes) if p != self.process}
-        left = self._attempt(lambda: [p for p, key in keys.items() if self.store.check([key])], default=[])
-        return {p: tuple(json.loads(self.store.get(keys[p]))) for p in left}
+        keys = {process: f"done/{process}" for process in self._others()}
+        texts = self._read(
+            lambda: {p: self.store.get(key) for p, key in keys.items() if self.store.check([key])}, default={}
+        )
+        return {p: tuple(json.loads(text)) for p, text in texts.items()}
 
     def somebody_failed(self) -> bool:
-        return self._attempt(lambda: self.store.check(["roll"]), default=False)
+        return self._read(lambda: self.store.check(["roll"]), default=False)
 
     def roll_call(self, patience: float = 3.0) -> list[int]:
         """The processes that do not answer within `patience` seconds. Waiting peers look at the board every second."""
-        self._attempt(lambda: self.store.set("roll", "1"))
-        self._attempt(lambda: self.store.set(f"alive/{self.process}", "1"))
+        self._write("roll", "1")
+        self._write(f"alive/{self.process}", "1")
         deadline = time.monotonic() + patience
         while True:
-            silent = [p for p in range(self.processes) if p != self.process and not self._alive(p)]
+            silent = [process for process in self._others() if not self._alive(process)]
+            if self.gone:
+                return self._suspects()
             if not silent or time.monotonic() > deadline:
                 return silent
             time.sleep(0.05)
 
     def _alive(self, process: int) -> bool:
-        return self._attempt(lambda: self.store.check([f"alive/{process}"]), default=False)
+        return self._read(lambda: self.store.check([f"alive/{process}"]), default=False)
 
-    def _attempt(self, call: Callable[[], Any], default: Any = None) -> Any:
-        """The board helps to explain; when its own host is the one that died, there is nothing to read."""
+    def _others(self) -> list[int]:
+        return [process for process in range(self.processes) if process != self.process]
+
+    def _suspects(self) -> list[int]:
+        """Who is taken for lost with the store: the only other process, or the first, where the store is as a rule."""
+        others = self._others()
+        return others if len(others) == 1 else [0] if self.process else []
+
+    def _write(self, key: str, text: str) -> None:
+        """Does not wait for an answer."""
         try:
-            return call()
+            if not self.gone:
+                self.store.set(key, text)
         except RuntimeError:
-            return default
+            self.gone = True
+
+    def _read(self, call: Callable[[], Any], default: Any) -> Any:
+        """In a thread: the store's client waits without end for a host that is stopped or cut off."""
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                answers.append(call())
+
+        if not self.gone:
+            asking = threading.Thread(target=ask, daemon=True)
+            asking.start()
+            asking.join(_ANSWER)
+            self.gone = not answers
+        return answers[0] if answers else default

@@ -1,0 +1,86 @@
+"""Waits that could have no end: a store whose host is stopped, workers that wait at different rounds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import thinwire as tw
+from tests.cluster import FORKS, Cluster, free_port
+from tests.toy import replicas, sgd, train
+from thinwire import conversation
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def host_a_store(port: int, pipe: Any) -> None:
+    store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    pipe.send("listening")
+    pipe.recv()
+    del store
+
+
+@pytest.mark.parametrize(("process", "processes", "blamed"), [(1, 2, [0]), (2, 3, [0]), (0, 2, [1]), (0, 3, [])])
+def test_a_store_whose_host_is_stopped_holds_nobody_up(
+    process: int, processes: int, blamed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "_ANSWER", 0.2)
+    port, (here, there) = free_port(), FORKS.Pipe()
+    host = FORKS.Process(target=host_a_store, args=(port, there), daemon=True)
+    host.start()
+    here.recv()
+    store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+    board = conversation.Board(store, process, range(processes), processes, timeout=5)
+    assert board.departed() == {} and not board.somebody_failed()
+    assert host.pid is not None
+    os.kill(host.pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as aside:
+            answer = aside.submit(lambda: [board.somebody_failed(), board.departed(), board.roll_call()])
+            try:
+                assert answer.result(timeout=20) == [False, {}, blamed]
+            finally:
+                host.kill()
+    finally:
+        host.join()
+
+
+def waiting_elsewhere(rank: int) -> tuple[Any, ...]:
+    fleet = tw.Fleet(replicas(1, sgd), tw.local_sgd(2), tw.Group())
+    train(fleet, 2)
+    fleet.rows[0].launched += rank  # as if it had loaded another checkpoint
+    try:
+        train(fleet, 4)
+    except tw.PeerLost as error:
+        return str(error), error.row, error.round, error.step, error.workers
+    return ("no error",)
+
+
+def test_workers_that_wait_at_different_rounds_hear_of_it(cluster: Cluster) -> None:
+    (first, *facts), (second, *others) = cluster.run(waiting_elsewhere, 2)
+    assert "row 0, round 2: worker 1 waits at row 0, round 3" in first and facts == [0, 2, 4, (1,)]
+    assert "row 0, round 3: worker 0 waits at row 0, round 2" in second and others == [0, 3, 6, (0,)]
+
+
+def asking_alone(rank: int) -> tuple[Any, ...]:
+    fleet = tw.Fleet(replicas(1, sgd), tw.local_sgd(2), tw.Group())
+    train(fleet, 2)
+    try:
+        if rank == 0:
+            fleet.consensus()
+        else:
+            fleet.finish()
+    except tw.PeerLost as error:
+        return str(error), error.row, error.round, error.workers
+    return ("no error",)
+
+
+def test_a_call_that_the_others_do_not_make_is_named_and_is_no_round(cluster: Cluster) -> None:
+    first, second = cluster.run(asking_alone, 2)
+    assert first[0].startswith("consensus(): worker 1 waits at finish()") and first[1:] == (None, None, (1,))
+    assert second[0].startswith("finish(): worker 0 waits at consensus()") and second[1:] == (None, None, (0,))
