@@ -6,7 +6,11 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from .header import checksum
+import torch
+from torch import Tensor
+
+from .codec.base import STRIP
+from .header import checksum, wrapped
 from .live import Live
 from .replica import Replica, View, buffers, fixed, params
 
@@ -34,7 +38,7 @@ def _facts(fleet: Fleet, lane: int) -> dict[str, Any]:
     for row in fleet.rows:
         live = row.lanes[lane].live
         for name, shape, dtype in zip(live.names, live.layout.shapes, live.dtypes(), strict=True):
-            tensors[f"{row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype} in row {row.index}"
+            tensors[f"row {row.index}, {row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype}"
     return {"method": str(fleet.method), "tensors": tensors}
 
 
@@ -54,10 +58,10 @@ def _difference(first: dict[str, Any], other: dict[str, Any], worker: int) -> st
         return f"worker 0 has the method [{mine}], worker {worker} has [{theirs}]"
     mine, theirs = first["tensors"], other["tensors"]
     names = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-    lines = [f"{n}: {mine.get(n, 'absent')} on worker 0, {theirs.get(n, 'absent')} on worker {worker}" for n in names]
-    if not lines:
+    if not names:
         here, there = next(pair for pair in zip(mine, theirs, strict=True) if pair[0] != pair[1])
-        return f"worker 0 has {here} where worker {worker} has {there}: the same tensors in another order"
+        return f"the model has its tensors in another order: {here} on worker 0, {there} on worker {worker}"
+    lines = [f"{n}: {mine.get(n, 'absent')} on worker 0, {theirs.get(n, 'absent')} on worker {worker}" for n in names]
     return "; ".join(lines[:SHOWN]) + (f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
 
 
@@ -67,16 +71,39 @@ def equalise(fleet: Fleet) -> None:
     After loading, buffers may differ: a forward pass that moves them has been at work on each worker.
     """
     sums = [_value_sums(replica, frozen_only=fleet.loaded) for replica in fleet.replicas]
-    blobs = [json.dumps([_digest(fixed), _digest(moving)]).encode() for fixed, moving in sums]
+    blobs = [json.dumps([_digest(fixed), _digest(moving), _place(fleet)]).encode() for fixed, moving in sums]
     fleet.island.compare_copies(blobs)
     heard = [json.loads(blob) for blob in fleet.transport.talk(blobs)]
-    if len({fixed for fixed, _ in heard}) > 1:
+    if not fleet.transport.elastic:  # there one that is behind takes over another's state
+        _refuse_other_places(fleet, [place for _, _, place in heard])
+    if len({fixed for fixed, _, _ in heard}) > 1:
         _refuse_fixed(fleet, [fixed for fixed, _ in sums])
-    if len({moving for _, moving in heard}) == 1 or fleet.loaded:
+    if len({moving for _, moving, _ in heard}) == 1 or fleet.loaded:
         return
     for view in (params, buffers):
         _spread(fleet, view)
     fleet.events.add("start", 0, "workers started from different values; worker 0's were sent to all")
+
+
+def _place(fleet: Fleet) -> list[int]:
+    """The step of the state that was loaded, or -1, and how many rounds each row has launched."""
+    return [fleet.steps if fleet.loaded else -1, *(row.launched for row in fleet.rows)]
+
+
+def _refuse_other_places(fleet: Fleet, places: list[list[int]]) -> None:
+    """Rounds are matched by number. With a delay, a skipped step may put a worker behind by what is in flight."""
+    said = [f"of step {step}" if step >= 0 else "of no step" for step, *_ in places]
+    for worker, (step, *rounds) in enumerate(places):
+        apart = [
+            row
+            for row, mine, theirs in zip(fleet.rows, places[0][1:], rounds, strict=True)
+            if row.names and not row.sync.rule.silent and abs(mine - theirs) > row.sync.every.in_flight
+        ]
+        if apart or (step < 0) != (places[0][0] < 0):
+            raise ValueError(
+                f"worker 0 has loaded a fleet's state {said[0]}, worker {worker} {said[worker]}: "
+                "load the same step's on all, or none"
+            )
 
 
 def _value_sums(replica: Replica, frozen_only: bool = False) -> tuple[dict[str, int], dict[str, int]]:
@@ -87,7 +114,19 @@ def _value_sums(replica: Replica, frozen_only: bool = False) -> tuple[dict[str, 
 
 def _sums(replica: Replica, view: View) -> dict[str, int]:
     live = Live(view, replica, align=1)
-    return {name: checksum(tensor) for name, tensor in zip(live.names, live.each(), strict=True) if tensor is not None}
+    pairs = zip(live.names, live.each(), strict=True)
+    return {name: _fingerprint(tensor) for name, tensor in pairs if tensor is not None}
+
+
+def _fingerprint(tensor: Tensor) -> int:
+    """Unlike a checksum, which only adds up, it knows the order of the values: each word counts by its place."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    places = 2 * torch.arange(min(STRIP, -(-raw.numel() // 8)), device=tensor.device) + 1
+    total = 0
+    for strip in raw.split(8 * STRIP):
+        words = torch.nn.functional.pad(strip, (0, -strip.numel() % 8)).view(torch.int64)
+        total = 31 * total + int((words * places[: words.numel()]).sum())
+    return wrapped(total)
 
 
 def _digest(sums: dict[str, int]) -> str:

@@ -38,17 +38,6 @@ def other_dtype(rank: int) -> str:
     return outcome_of(tw.Fleet(replicas(1, model=model), tw.diloco(4), tw.Group()))
 
 
-def other_fragments(rank: int) -> str:
-    """Named in the same order, and cut elsewhere."""
-    fragments = [["0.*", "2.*"], ["4.*"]] if rank == 0 else [["0.*"], ["2.*", "4.*"]]
-    return outcome_of(tw.Fleet(replicas(1), tw.streaming_diloco(4, fragments), tw.Group()))
-
-
-def test_other_fragments_are_told_to_both(cluster: Cluster) -> None:
-    for text in cluster.run(other_fragments, 2):
-        assert "2.weight" in text and "row 0 on worker 0" in text and "row 1 on worker 1" in text
-
-
 def test_another_period_is_told_to_both(cluster: Cluster) -> None:
     for text in cluster.run(other_period, 2):
         assert "every 4" in text and "every 5" in text and "worker 0" in text and "worker 1" in text
