@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .fleet import Fleet
@@ -52,6 +54,7 @@ class Hooks:
         self.fleet = fleet
         self.optimizers = fleet.replicas[0].optimizers
         self.stepped: set[int] = set()
+        self.gradients: list[Callable[[], Tensor | None]] = []  # one of each optimizer's when the step began
 
     def register(self) -> None:
         for optimizer in self.optimizers:
@@ -59,8 +62,10 @@ class Hooks:
             self.fleet._hooks.append(optimizer.register_step_post_hook(self.after))
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if id(optimizer) in self.stepped:  # a GradScaler skipped the others: that step is over
-            self._end()
+        if id(optimizer) in self.stepped or self._was_skipped(optimizer):
+            self._end()  # a GradScaler skipped others: that step is over
+        if not self.stepped:
+            self.gradients = [_first_gradient(each) for each in self.optimizers]
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self.fleet.before_step()
@@ -73,6 +78,12 @@ class Hooks:
 
         return (args[0],), {**kwargs, "closure": closure_then_meet}
 
+    def _was_skipped(self, optimizer: Optimizer) -> bool:
+        """Later ones have stepped already, and its gradients are those of another backward pass."""
+        place = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
+        later = any(id(each) in self.stepped for each in self.optimizers[place + 1 :])
+        return later and self.gradients[place]() is not _first_gradient(optimizer)()
+
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.stepped.add(id(optimizer))
         if len(self.stepped) == len(self.optimizers):
@@ -81,3 +92,10 @@ class Hooks:
     def _end(self) -> None:
         self.stepped.clear()
         self.fleet.after_step()
+
+
+def _first_gradient(optimizer: Optimizer) -> Callable[[], Tensor | None]:
+    """A weak reference: gradients must not live longer for it."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    found = next((p.grad for p in parameters if p.grad is not None), None)
+    return (lambda: None) if found is None else weakref.ref(found)

@@ -561,6 +561,25 @@ def test_a_skipped_step_does_not_count() -> None:
     assert fleet.bytes_sent == tw.cost(tw.diloco(3), model, 1).bytes(4)
 
 
+@pytest.mark.parametrize(
+    ("order", "skipped"), [((0, 1), 0), ((0, 1), 1), ((1, 0), None)], ids=["first skipped", "last skipped", "turned"]
+)
+def test_a_list_of_which_one_is_skipped(order: tuple[int, int], skipped: int | None) -> None:
+    """A GradScaler looks at each optimizer's gradients alone; in the next step all meet, and are clipped, again."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(3)) for _ in range(2)])
+    optimizers = [torch.optim.SGD([p], lr=1.0) for p in model]
+    fleet = tw.attach(model, optimizers, tw.ddp(), tw.Local(), clip=1e-3)
+    for step in range(4):
+        torch.stack([p.sum() for p in model]).sum().backward()
+        for optimizer in [optimizers[i] for i in order if step != 1 or i != skipped]:
+            optimizer.step()
+            optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    assert fleet.steps == 4 and fleet.bytes_sent == 4 * 24
+    assert all(float(p.detach().abs().max()) < 4e-3 for p in model)
+
+
 def test_a_list_of_optimizers_is_one_step() -> None:
     model = odd_model()
     optimizers = muon_and_adamw(model.parameters())
