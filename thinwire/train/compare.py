@@ -12,7 +12,7 @@ from thinwire import units
 from thinwire.train import config as configs
 from thinwire.train import launch
 from thinwire.train.config import Config
-from thinwire.train.errors import UserError
+from thinwire.train.errors import UserError, nearest
 from thinwire.train.methods import method_keys
 from thinwire.train.run import Order
 
@@ -21,9 +21,10 @@ def run_all(names: list[str], fresh: Callable[[], Config], sets: list[str], fold
     """One run a method under `folder`, then compare.json, the report and the table."""
     if not names:
         raise UserError("--methods names no method: for example --methods ddp,desloc,diloco")
+    _refuse_unknown(names, sets)
     planned = [(label, _configured(fresh(), name, sets)) for label, name in zip(_labels(names), names, strict=True)]
-    if (folder / "compare.json").exists():
-        raise UserError(f"{folder} holds a comparison already: choose another --out")
+    if any((folder / name).exists() for name in ("compare.json", *(label for label, _ in planned))):
+        raise UserError(f"{folder} holds a comparison already, or a part of one: choose another --out")
     results = []
     for number, (label, config) in enumerate(planned, start=1):
         print(f"{number}/{len(planned)} {label}", file=sys.stderr, flush=True)
@@ -34,6 +35,15 @@ def run_all(names: list[str], fresh: Callable[[], Config], sets: list[str], fold
 
 def _labels(names: list[str]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}-{names[: i + 1].count(name)}" for i, name in enumerate(names)]
+
+
+def _refuse_unknown(names: list[str], sets: list[str]) -> None:
+    """A method key that none of the methods has is a mistake; one that some have not is left out for those."""
+    known = {key for name in names for key in method_keys(name)}
+    for text in sets:
+        key = text.partition("=")[0].strip()
+        if key.startswith("method.") and key.removeprefix("method.") not in known:
+            raise UserError(f"none of these methods has {key!r}: {nearest(key.removeprefix('method.'), known)}")
 
 
 def _configured(config: Config, name: str, sets: list[str]) -> Config:
