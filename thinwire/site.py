@@ -135,7 +135,7 @@ def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
     if not 0 <= worker < workers:
         raise ValueError(f"worker must be from 0 to {workers - 1}, not {worker}")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not HOST:PORT")
     host = host.strip("[]")
     inner = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))

@@ -157,3 +157,5 @@ def run_folder(out: Path | None, method: str) -> Path:
             return folder
         except FileExistsError:
             number += 1
+        except OSError as error:
+            raise UserError(f"cannot make {folder} ({error.strerror}): name another place with --out") from error

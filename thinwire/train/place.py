@@ -56,6 +56,8 @@ def device_of(config: Config, local: int = 0) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UserError(f"train.device = {name!r}: use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"train.device = {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"train.device = {name!r}: this machine has no CUDA device; use cpu")
     if device.type == "cuda" and ":" not in name:
@@ -120,7 +122,7 @@ def _node_as_worker(config: Config, device: torch.device, store: Any) -> Place:
 def connected(config: Config, address: str, worker: int) -> Place:
     """One site of several that share no disk and no process group, joined over one line."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(f"--connect {address!r}: write HOST:PORT, the same on every machine")
     if not 0 <= worker < config.workers:
         raise UserError(f"--worker {worker}: workers are numbered from 0 to {config.workers - 1}")
@@ -129,7 +131,7 @@ def connected(config: Config, address: str, worker: int) -> Place:
     with as_user_error():
         transport = tw.Group.connect(address, worker=worker, workers=config.workers, timeout=config.train.wait)
     inner = mesh.get_local_rank() if mesh is not None else 0
-    meeting = _store(host, port_number, timedelta(seconds=config.train.wait))
+    meeting = _store(host.strip("[]"), port_number, timedelta(seconds=config.train.wait))
     _refuse_unequal_sites(meeting, worker, config.workers, mesh.size() if mesh is not None else 1)
     store = _prefixed(f"run/{inner}", meeting)
     notes = Notes(worker, config.workers, store, config.train.wait)
