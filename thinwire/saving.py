@@ -33,10 +33,15 @@ def save(fleet: Fleet) -> dict[str, Any]:
 @led
 def _save_workers(fleet: Fleet) -> dict[str, Any]:
     _prepare(fleet)
-    for row in fleet.rows:
-        for flight in row.flights:
-            row.complete(flight)
+    for row, flight in _in_order_of_landing(fleet):
+        row.complete(flight)
     return {_key(fleet, lane): _save_worker(fleet, lane) for lane in range(len(fleet.replicas))}
+
+
+def _in_order_of_landing(fleet: Fleet) -> list[tuple[Row, Flight]]:
+    """Another worker may be landing these, and each waits for the other's vote: so all go by the same order."""
+    flights = [(row, flight) for row in fleet.rows for flight in row.flights]
+    return sorted(flights, key=lambda pair: pair[0].sync.every.landing_step(pair[1].number))
 
 
 def _prepare(fleet: Fleet) -> None:
