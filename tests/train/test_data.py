@@ -54,6 +54,18 @@ def test_another_number_of_workers_goes_on_behind_what_was_used() -> None:
     assert sorted(used + sum((firsts(shard, 6) for shard in after), [])) == list(range(24))
 
 
+def test_a_shard_may_change_its_place_again_and_again() -> None:
+    moved, beyond, plain = (Shard(windows(16), worker, 2, seed=3) for worker in (0, 0, 1))
+    for place in (5, 3, 1):
+        moved.take_place(place)
+    beyond.take_place(3)
+    again = Shard(windows(16), 0, 2, seed=3)
+    for place in (2, 3):
+        again.take_place(place)
+    assert firsts(moved, 8) == firsts(plain, 8)
+    assert firsts(again, 8) == firsts(beyond, 8)
+
+
 def test_targets_are_one_token_further_on() -> None:
     x, y = windows(3).take([1, 2])
     assert x.tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]] and torch.equal(y, x + 1)

@@ -101,8 +101,13 @@ def connect(
 
 def _allot(members: Sequence[Introduction]) -> None:
     """Give the newcomers, in order, the lowest shares of the data that nobody holds."""
-    held = {member.slot for member in members}
-    free = (slot for slot in range(2 * len(held) + len(members)) if slot not in held)
+    held: set[int] = set()
+    for member in members:
+        if member.slot in held:  # it was away for a while, and its share was given to another
+            member.slot = None
+        elif member.slot is not None:
+            held.add(member.slot)
+    free = (slot for slot in range(len(held) + len(members)) if slot not in held)
     for member in members:
         if member.slot is None:
             member.slot = next(free)

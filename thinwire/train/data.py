@@ -74,7 +74,8 @@ class Shard:
             raise UserError(
                 f"the data has {len(examples)} examples for {workers} workers: use more data or a shorter context"
             )
-        self.examples, self.worker, self.workers, self.seed = examples, worker, workers, seed
+        self.examples, self.worker, self.workers = examples, worker, workers
+        self.seed = self.first_seed = seed
         self.base = self.taken = 0
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
@@ -93,8 +94,10 @@ class Shard:
 
     def take_place(self, number: int) -> None:
         """Be the shard of that number; beyond the number of shards, one of another order of the same examples."""
-        again, self.worker = divmod(number, self.workers)
-        self.seed, self._epoch = self.seed + 7919 * again, -1
+        again, worker = divmod(number, self.workers)
+        seed = self.first_seed + 7919 * again
+        if (worker, seed) != (self.worker, self.seed):
+            self.worker, self.seed, self._epoch = worker, seed, -1
 
     def state_dict(self) -> dict[str, int]:
         return {"base": self.base, "taken": self.taken, "workers": self.workers}

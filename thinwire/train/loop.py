@@ -96,7 +96,10 @@ class Trainer:
             optimizers.set_lr(replica.optimizers, factor, self.config.optimizer.lr)
         losses = self.work.run(step)
         self._fleet_step(first=self.step == self.start_step)
-        self.step = self.fleet.steps if self.place.elastic else step  # an elastic worker may have been healed
+        self.step = step
+        if self.place.elastic:  # it may have been healed, and its share of the data be another's by now
+            self.step = self.fleet.steps
+            self.team.shards[0].take_place(self.place.transport.slot)
         record = self._record(factor, time.perf_counter() - began)
         if self._due(self.config.train.eval_every) or step == self.config.steps:
             record |= self.evaluate()
