@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,19 @@ from .replica import Replica, local
 from .row import Row
 from .table import Method
 from .transport import Key, Local, Newcomers, PeerLost, Transport
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def apart(call: Call) -> Call:
+    """Without gradients; and what is made inside `torch.inference_mode` lasts, and may be changed after it."""
+
+    @wraps(call)
+    def made(*args: Any, **options: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return call(*args, **options)
+
+    return made  # type: ignore[return-value]
 
 
 class Fleet:
@@ -101,7 +115,7 @@ class Fleet:
         """Connect; without this call it happens when the fleet begins. A wrong address or setting is said here."""
         self._open()
 
-    @torch.no_grad()
+    @apart
     def begin(self) -> None:
         """Meet the others now; without this call it happens before the first step. Once; Collective.
 
@@ -158,7 +172,7 @@ class Fleet:
         if not attached:
             self.after_step()
 
-    @torch.no_grad()
+    @apart
     def before_step(self) -> None:
         """Once a step, before the first optimizer: gradient rows meet, and are clipped."""
         if self.steps_begun > self.steps:
@@ -180,7 +194,7 @@ class Fleet:
             row.weigh()
             row.tick()
 
-    @torch.no_grad()
+    @apart
     def after_step(self) -> None:
         """Once a step, after the last optimizer: all other rows tick."""
         self.steps = self.steps_begun
@@ -243,7 +257,7 @@ class Fleet:
 
     # -- agreement -------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @apart
     @led
     def drain(self) -> None:
         """Land all that is in flight."""
@@ -274,7 +288,7 @@ class Fleet:
             while row.flights:
                 row.land()
 
-    @torch.no_grad()
+    @apart
     @led
     def consensus(self) -> dict[str, Tensor]:
         """Named tensors to evaluate and export, the same on every worker. Collective.
@@ -297,7 +311,7 @@ class Fleet:
             for replica, tensors in zip(self.replicas, before, strict=True):
                 self._swap_in(replica, tensors)
 
-    @torch.no_grad()
+    @apart
     def _swap_in(self, replica: Replica, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         live = Agreement.live_tensors(replica)
         before = {name: live[name].clone() for name in tensors}
@@ -305,7 +319,7 @@ class Fleet:
             live[name].copy_(local(tensor))
         return before
 
-    @torch.no_grad()
+    @apart
     def finish(self) -> None:
         """End of training: land what is in flight, settle, and put the plain mean of the parameters into the model."""
         attempt = 1
@@ -322,6 +336,7 @@ class Fleet:
             self.begin()
             self.drain()
             self.transport.renew(self.steps + attempt, ahead=False)
+            self._calls = 0  # a worker that came late, or failed earlier, has counted others
         final = self._settle()
         for replica in self.replicas:
             self._swap_in(replica, final)
@@ -342,7 +357,7 @@ class Fleet:
         for row in self.rows:
             row.begin()
 
-    @torch.no_grad()
+    @apart
     def switch(self, method: Method) -> None:
         """Go on with another method: drain, take the consensus, start new outer state. Collective."""
         if self.transport.elastic:
@@ -386,12 +401,12 @@ class Fleet:
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @apart
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-identical run needs beside model and optimizer; waits for messages in flight."""
         return saving.save(self)
 
-    @torch.no_grad()
+    @apart
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; load the model and the optimizer first."""
         saving.load(self, state)
@@ -403,15 +418,15 @@ class _Newcomers(Newcomers):
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
-    @torch.no_grad()
+    @apart
     def drain(self) -> None:
         self.fleet.drain()
 
-    @torch.no_grad()
+    @apart
     def save(self) -> dict[str, Any]:
         return joining.save(self.fleet)
 
-    @torch.no_grad()
+    @apart
     def load(self, state: dict[str, Any]) -> None:
         joining.load(self.fleet, state)
 

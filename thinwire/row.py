@@ -76,7 +76,7 @@ class Sent:
 
 @dataclass
 class Answer:
-    """A round's answer before it is applied; `shares` are all workers' fractions of the weight.
+    """A round's answer before it is applied; `shares` are the hosted workers' fractions of the weight.
 
     `total` is to be divided by `divisor`; `headers` are kept for the statistics of the round.
     """
@@ -167,8 +167,14 @@ class Row:
         while self.flights and self.sync.every.landing_step(self.flights[0].number) <= self.fleet.steps_begun:
             self.land()
         for flight in self.flights:
-            if flight.exchange is not None and flight.arrived is None and flight.exchange.poll():
+            if flight.exchange is not None and flight.arrived is None and self._is_here(flight.exchange):
                 flight.arrived = time.monotonic()
+
+    def _is_here(self, exchange: Exchange) -> bool:
+        try:
+            return exchange.poll()
+        except PeerLost:
+            return True  # the landing says so, with the row, the round and the step
 
     # -- launch ----------------------------------------------------------------------------------------------------
 
@@ -244,18 +250,15 @@ class Row:
             sent.own = message.clone() if wants_own else None
             return message if weight == 1 else message.mul_(weight)
         wants_rest = self.sync.feedback is not None and not sent.sick
-        payloads = []
-        for part in self._parts():
-            piece = message[part.start : part.stop]
-            if wants_own or wants_rest:
-                payload, own = codec.encode_with_own(piece, part.layout)
-                sent.own = own if sent.own is None else torch.cat([sent.own, own])
-            else:
-                payload = codec.encode(piece, part.layout)
-            payloads.append(payload)
-        if wants_rest and sent.own is not None:
-            sent.rest = message.sub_(sent.own)
-        sent.own = sent.own if wants_own else None
+        pieces = [(message[part.start : part.stop], part.layout) for part in self._parts()]
+        if wants_own or wants_rest:
+            both = [codec.encode_with_own(*piece) for piece in pieces]
+            payloads, owns = [payload for payload, _ in both], [own for _, own in both]
+            own = owns[0] if len(owns) == 1 else torch.cat(owns)
+            sent.rest = message.sub_(own) if wants_rest else None
+            sent.own = own if wants_own else None
+        else:
+            payloads = [codec.encode(*piece) for piece in pieces]
         return payloads if self.kind == "two_shot" else payloads[0]
 
     def _parts(self) -> list[Part]:
@@ -316,7 +319,8 @@ class Row:
         if total == 0:
             raise _AllSick(f"row {self.index}: no worker had a finite message")
         weights, held = self._weights(headers, self.lanes[0].live.device)
-        shares = [header.weight / total for header in headers]
+        hosted = headers[self.fleet.worker : self.fleet.worker + len(self.lanes)]
+        shares = [header.weight / total for header in hosted]
         unequal = len({header.checksum for header in headers}) > 1
         if isinstance(result, Tensor) and held is None:
             return Answer(result, shares, held, unequal, total, headers)
@@ -379,18 +383,18 @@ class Row:
         for i, (lane, sent) in enumerate(zip(self.lanes, flight.sent, strict=True)):
             last = i == len(self.lanes) - 1
             mean = answer.total if in_passing else answer.mean() if last else answer.mean().clone()
-            share = answer.shares[self.fleet.worker + i]
             had = None if all(sent.present) else sent.present
             with lane.borrowed() as state:
                 weighed = (answer.divisor, self._compares)
-                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held, had, *weighed)
+                reduced = Reduced(mean, sent.own, answer.shares[i], sent.sick, sent.kept, answer.held, had, *weighed)
                 self.sync.rule.recv(lane.live, state, reduced, self.scope)
                 if sent.rest is not None:
                     state["residual"] = sent.rest
             lane.landed = max(lane.landed, sent.weighed)
             if sent.sick:
                 self.fleet.cleanse(lane.live.replica, self)
-            self.fleet.spare.give(mean)
+            if all(value is not mean for value in lane.state.values()):  # a rule may have kept it
+                self.fleet.spare.give(mean)
             if in_passing:
                 self._note_drift(answer, math.sqrt(reduced.square) if self._compares else None)
         if self.sync.rule.equalises(self.scope):

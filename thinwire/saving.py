@@ -102,7 +102,7 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
         "unequal": answer.unequal if answer else False,
         "present": torch.tensor(sent.present),
         "held": torch.tensor(held),
-        "shares": torch.tensor(answer.shares if answer else [0.0] * row.fleet.workers, dtype=torch.float64),
+        "share": answer.shares[lane] if answer else 0.0,
         "has": ",".join(name for name, value in buffers.items() if value is not None),
         **{name: zeros.clone() if value is None else value.clone() for name, value in buffers.items()},
     }
@@ -185,4 +185,5 @@ def _load_flight(row: Row, flight: Flight, slot: dict[str, Any]) -> None:
     else:
         mean, held = buffers["mean"], slot["held"].tolist()
         assert mean is not None
-        flight.answer = Answer(mean, slot["shares"].tolist(), None if all(held) else held, bool(slot["unequal"]))
+        flight.answer = flight.answer or Answer(mean, [], None if all(held) else held, bool(slot["unequal"]))
+        flight.answer.shares.append(float(slot["share"]))

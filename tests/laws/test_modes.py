@@ -1,0 +1,63 @@
+"""Calls from within torch.inference_mode, and what a rule may do with an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import thinwire as tw
+from thinwire.live import Live
+from thinwire.rule import Reduced, Rule, Scope, State
+
+from .entries import fleet_of, same, sgd, snapshot, train
+
+
+def evaluate(fleet: tw.Fleet) -> None:
+    with fleet.evaluating():
+        fleet.replicas[0].model(torch.ones(2, 7))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [evaluate, tw.Fleet.begin, tw.Fleet.consensus, tw.Fleet.finish, tw.Fleet.drain, tw.Fleet.state_dict],
+    ids=lambda call: call.__name__,
+)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_inference_mode_is_as_good_as_no_grad(call: Callable[[tw.Fleet], Any], steps: int) -> None:
+    """An anchor that was made in it could not be changed afterwards."""
+    inside, outside = (train(fleet_of(tw.eager_diloco(2), 2, sgd), steps) for _ in range(2))
+    with torch.inference_mode():
+        call(inside)
+    call(outside)
+    assert same(snapshot(train(inside, 5)), snapshot(train(outside, 5)))
+
+
+@dataclass(frozen=True)
+class Remembering(Rule):
+    """Local SGD that keeps the answer of the round before."""
+
+    def init(self, x: Live, scope: Scope) -> State:
+        return {"last": x.read()}
+
+    def send(self, x: Live, state: State, scope: Scope) -> torch.Tensor:
+        return x.read()
+
+    def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
+        x.write(answer.mean)
+        state["last"] = answer.mean
+
+
+def test_a_rule_may_keep_the_answer() -> None:
+    """Its memory would be the next message's."""
+    fleet = fleet_of(tw.table("remembering", tw.Sync(tw.params, tw.Every(2), Remembering()), every=2), 1, sgd)
+    train(fleet, 2)
+    lane = fleet.rows[0].lanes[0]
+    kept = lane.state["last"]
+    assert kept is not None
+    was = kept.clone()
+    message = fleet.rows[0].sync.rule.send(lane.live, lane.state, fleet.rows[0].scope).zero_()
+    assert torch.equal(kept, was) and not torch.equal(kept, message)
