@@ -38,6 +38,8 @@ class Group(Transport):
     def __init__(self, process_group_or_mesh: Any = None, max_rate: float | str | None = None) -> None:
         self.group = process_group_or_mesh
         self.max_rate = units.rate(max_rate) if isinstance(max_rate, str) else max_rate
+        if self.max_rate is not None and not self.max_rate > 0:
+            raise ValueError(f'max_rate is bytes a second, more than zero, or text such as "50Mbit": not {max_rate}')
         self._site: Site | None = None
         self._nccl: Any = None
         self._back: Any = None
@@ -269,6 +271,8 @@ class Group(Transport):
         return CHUNK if self.rate is None else max(1 << 16, min(CHUNK, int(self.rate * _PACE) // 4 * 4))
 
     def _started(self, transfer: _Transfer) -> _Transfer:
+        if len(self._postings) == transfer.expected:  # nothing waited: time in which nobody sent is not made up for
+            self._next_post = max(self._next_post, time.monotonic())
         self._pump(wait=False)
         return transfer
 
@@ -287,7 +291,7 @@ class Group(Transport):
                 self._works.popleft()
             self._works.append(work)
             if self.rate is not None:
-                self._next_post = max(self._next_post, time.monotonic()) + posting.sent / self.rate
+                self._next_post += posting.sent / self.rate  # a step may be long: what fell due in it goes at once
 
     def _wait(self, work: Any, key: Key) -> None:
         self._conversation.wait(work, key)

@@ -97,7 +97,7 @@ class Reduced:
         else:
             torch.div(part, self.divisor, out=out)
         if self.measured:
-            self.square += float(torch.dot(out, out))
+            self.square += float(torch.linalg.vector_norm(out)) ** 2 if out.is_cuda else float(torch.dot(out, out))
         return out
 
 
@@ -607,5 +607,7 @@ def check_pairing(
             f"feedback does not go with {type(rule).__name__}: it already keeps what the codec drops, "
             "which would then be sent twice. Leave feedback out"
         )
+    if isinstance(rule, Overwrite) and delay and kind in ("params", "buffers"):
+        raise ValueError(f"after a delay Overwrite is for moments, which forget: use Average() for {kind}")
     if kind == "grads" and delay:
         raise ValueError("gradients meet before the optimizer steps: a delay is for rows on params and moments")

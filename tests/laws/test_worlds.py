@@ -671,6 +671,9 @@ def test_demo_needs_plain_sgd(optimizer: Any) -> None:
         lambda: tw.diloco(8, codec=tw.Int8),  # type: ignore[arg-type]
         lambda: tw.diloco(8, codec="int8"),  # type: ignore[arg-type]
         lambda: tw.Sync(tw.params, 8, tw.Average()),  # type: ignore[arg-type]
+        lambda: tw.Sync(tw.params, tw.Every(8, delay=1), tw.Overwrite()),
+        lambda: tw.Sync(tw.buffers, tw.Every(8, delay=1), tw.Overwrite()),
+        lambda: tw.Group(max_rate=-5),
         lambda: tw.Sync(tw.params, tw.Every(8), tw.Average),  # type: ignore[arg-type]
         lambda: tw.Sync("params", tw.Every(8), tw.Average()),  # type: ignore[arg-type]
     ],
