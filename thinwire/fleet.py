@@ -182,8 +182,15 @@ class Fleet:
         rows = self._gradient_rows()
         if self._renew(rows) or joined:
             self._drop_gradients()  # of parameters that have been replaced since
+        signs = any(row.sync.rule.signs for row in rows)  # whose norm is not a gradient's: clip what goes in
+        if signs:
+            self._clip()
         if rows:
             self._meet_gradients(rows)
+        if not signs:
+            self._clip()
+
+    def _clip(self) -> None:
         if self.clip is not None:
             for replica in self.replicas:
                 torch.nn.utils.clip_grad_norm_(list(replica.trainable.values()), self.clip)

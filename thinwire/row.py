@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .codec.base import Layout, Part, Weight, divide_by_weights
 from .cost import exchange_kind, wire_bytes
-from .header import Header
+from .header import Header, checksum
 from .live import Live
-from .replica import Replica
+from .replica import Replica, params
 from .rule import Reduced, Scope, State
 from .table import Sync
 from .transport import Exchange, Key, Order, PeerLost
@@ -32,9 +32,11 @@ class Lane:
 
     `weighed` sums the replica's weight over all steps, `landed` is where it stood at the last landed launch.
     `unwell`: its tensors were cleared, so the next round leaves it out and it takes the answer outright.
+    `parameters`: those that the row's signs move alike on every worker, and that must therefore stay equal.
     """
 
     live: Live
+    parameters: Live | None = None
     state: State = field(default_factory=dict)
     weighed: float = 0.0
     landed: float = 0.0
@@ -115,7 +117,8 @@ class Row:
         self.index, self.sync, self.fleet = index, sync, fleet
         offload = offload and replicas[0].device.type == "cuda"
         self.lanes = [
-            Lane(Live(sync.view, replica, sync.codec.align, fleet.spare), offload=offload) for replica in replicas
+            Lane(Live(sync.view, replica, sync.codec.align, fleet.spare), self._moved(replica), offload=offload)
+            for replica in replicas
         ]
         self.layout: Layout = self.lanes[0].live.layout
         self.names = self.lanes[0].live.names
@@ -125,6 +128,11 @@ class Row:
         self.equal_at = -1  # the step after which the tensors were made equal on all workers
         for lane in self.lanes if self.names else []:
             sync.rule.check(lane.live)
+
+    def _moved(self, replica: Replica) -> Live | None:
+        """Gathered signs move parameters alike only while all decode alike: kinds of GPU differ in that."""
+        view = params.where(self.sync.view.names(replica).__contains__)
+        return Live(view, replica, 1, self.fleet.spare) if self.sync.rule.signs else None
 
     @property
     def scope(self) -> Scope:
@@ -211,6 +219,7 @@ class Row:
 
     def _prepare(self, lane: Lane) -> tuple[Header, Tensor | list[Tensor], Sent]:
         rule, present = self.sync.rule, lane.live.present()
+        bits = self._parameter_bits(lane)
         with lane.borrowed() as state:
             message = self._message(lane, state)
             norm, weight, sick = self._health(lane, message)
@@ -218,11 +227,20 @@ class Row:
                 message.zero_()
             kept = rule.depart(lane.live, state, message, self.scope)
             shared = rule.shared_copy(state)
-            bits = lane.live.checksum(shared) if shared is not None else 0
+            bits = lane.live.checksum(shared) if shared is not None else bits
         sent = Sent(None, None, kept, sick, lane.weighed, present)
         contribution = self._encode(message, sent, weight)
         size = self.fleet.island.total(self.sync.codec.size(self.layout))
         return Header(size, weight, norm, bits, present=present), contribution, sent
+
+    def _parameter_bits(self, lane: Lane) -> int:
+        """Checksum of the parameters, where it is they that every worker should hold in the same bits."""
+        if lane.parameters is None:
+            return 0
+        values = lane.parameters.read()
+        bits = checksum(values)
+        self.fleet.spare.give(values)
+        return bits
 
     def _message(self, lane: Lane, state: State) -> Tensor:
         message = self.sync.rule.send(lane.live, state, self.scope)
@@ -255,11 +273,18 @@ class Row:
             both = [codec.encode_with_own(*piece) for piece in pieces]
             payloads, owns = [payload for payload, _ in both], [own for _, own in both]
             own = owns[0] if len(owns) == 1 else torch.cat(owns)
-            sent.rest = message.sub_(own) if wants_rest else None
+            sent.rest = self._rest(message, own, sent.present) if wants_rest else None
             sent.own = own if wants_own else None
         else:
             payloads = [codec.encode(*piece) for piece in pieces]
         return payloads if self.kind == "two_shot" else payloads[0]
+
+    def _rest(self, message: Tensor, own: Tensor, present: list[bool]) -> Tensor:
+        """What the codec dropped; of an absent tensor all, since its part of the message counts for nothing."""
+        for view, there in zip(self.layout.views(own), present, strict=True) if not all(present) else ():
+            if not there:
+                view.zero_()
+        return message.sub_(own)
 
     def _parts(self) -> list[Part]:
         if self.kind == "two_shot":
@@ -401,20 +426,27 @@ class Row:
             self.equal_at = self.fleet.steps_begun
 
     def _send_copy_again(self, number: int) -> None:
-        copies = []
+        first = self.fleet.transport.broadcast([self._common(lane) for lane in self.lanes], 0)
         for lane in self.lanes:
-            with lane.borrowed(write=False) as state:
-                copy = self.sync.rule.shared_copy(state)
-                assert copy is not None
-                copies.append(copy)
-        first = self.fleet.transport.broadcast(copies, 0)
-        for lane in self.lanes:
+            if lane.parameters is not None:
+                lane.parameters.write(first)
+                continue
             with lane.borrowed() as state:
                 copy = self.sync.rule.shared_copy(state)
                 assert copy is not None
                 copy.copy_(first)
-        text = f"row {self.index}, round {number}: the workers' shared copies differed; worker 0's was sent again"
+        what = "shared copies" if self.lanes[0].parameters is None else "parameters"
+        text = f"row {self.index}, round {number}: the workers' {what} differed; worker 0's were sent again"
         self.fleet.events.add("unequal", self.fleet.steps, text, self.index, number)
+
+    def _common(self, lane: Lane) -> Tensor:
+        """What every worker should hold in the same bits."""
+        if lane.parameters is not None:
+            return lane.parameters.read()
+        with lane.borrowed(write=False) as state:
+            copy = self.sync.rule.shared_copy(state)
+            assert copy is not None
+            return copy
 
 
 class _AllSick(PeerLost):

@@ -88,7 +88,7 @@ class Reduced:
         if part.is_cuda or part.numel() > STRIP:
             return self._divide(part, out=part)
         if self._scratch is None:
-            self._scratch = torch.empty(STRIP)
+            self._scratch = torch.empty(STRIP, dtype=torch.float32)
         return self._divide(part, out=self._scratch[: part.numel()])
 
     def _divide(self, part: Tensor, out: Tensor) -> Tensor:
@@ -159,6 +159,7 @@ class Rule(ABC):
     `keeps_rest`  x itself keeps what a codec dropped, so error feedback would count it twice
     `drifts`      messages are differences, whose norm and cosine say something
     `overlaps`    a round may be launched before the one before it has landed
+    `signs`       the gradients it leaves are signs, so that clipping is for those it takes
     `silent`      nothing travels: `recv` is called with zeros when the row is due
 
     A method uses it in a row; see `examples/custom_method.py` for a new one.
@@ -171,6 +172,7 @@ class Rule(ABC):
     """
 
     silent: bool = False
+    signs: bool = False
 
     agreement: Agreement = "mean"
     keeps_rest: bool = True
@@ -511,10 +513,10 @@ class SharedMomentum(Rule):
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
         anchor, momentum = _get(state, "anchor"), _get(state, "momentum")
         drift = self._drift(x, anchor, answer)
-        momentum.mul_(self.decay).add_(answer.mean)
+        momentum.mul_(self.decay).add_(drift)
         if not answer.sick:
             assert answer.own is not None
-            momentum.add_(drift).sub_(answer.own)
+            momentum.add_(answer.mean).sub_(answer.own)
         before = anchor.clone() if scope.delay and not answer.sick else None
         anchor.add_(drift, alpha=-self.lr).add_(momentum, alpha=-self.lr * self.decay)
         if before is None:
@@ -524,7 +526,7 @@ class SharedMomentum(Rule):
 
     def _drift(self, x: Live, anchor: Tensor, answer: Reduced) -> Tensor:
         if answer.sick:
-            return answer.mean.clone()
+            return answer.mean.mul(1 - self.decay)  # the drift that such a momentum comes of
         return x.drift(anchor) if answer.kept is None else answer.kept
 
 
@@ -538,6 +540,7 @@ class Sign(Rule):
     """
 
     keeps_rest = False
+    signs = True
 
     def check(self, x: Live) -> None:
         for optimizer in x.replica.optimizers:

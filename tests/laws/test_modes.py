@@ -61,3 +61,36 @@ def test_a_rule_may_keep_the_answer() -> None:
     was = kept.clone()
     message = fleet.rows[0].sync.rule.send(lane.live, lane.state, fleet.rows[0].scope).zero_()
     assert torch.equal(kept, was) and not torch.equal(kept, message)
+
+
+def test_demo_clips_the_gradients_that_go_in_not_the_signs_that_come_out() -> None:
+    moved = []
+    for clip in (None, 1.0):
+        model = torch.nn.Linear(20, 20)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        tw.attach(model, optimizer, tw.demo(), tw.Local(), clip=clip)
+        before = model.weight.detach().clone()
+        model(torch.ones(2, 20)).square().sum().backward()
+        optimizer.step()
+        moved.append(float((model.weight.detach() - before).abs().max()))
+    assert moved == pytest.approx([0.01, 0.01], rel=1e-3)
+
+
+def test_a_tensor_without_a_gradient_keeps_what_it_is_owed() -> None:
+    """Nobody hears the part of a message that counts for nothing."""
+    fleet = fleet_of(tw.demo(chunk=4, topk=2, decay=1.0, values=tw.Float32()), 2, sgd)
+    train(fleet, 1)
+    row = fleet.rows[0]
+    place = row.names.index("head.weight")
+
+    def owed() -> torch.Tensor:
+        residual = row.lanes[0].state["residual"]
+        assert residual is not None
+        return row.layout.views(residual)[place].clone()
+
+    before = owed()
+    for replica in fleet.replicas:
+        for name, parameter in replica.trainable.items():
+            parameter.grad = None if name == "head.weight" else torch.ones_like(parameter)
+    fleet.step()
+    assert before.abs().sum() > 0 and torch.equal(before, owed())

@@ -167,6 +167,23 @@ def test_shared_copies_that_differ_are_sent_again(cluster: Cluster) -> None:
     assert counts == {"unequal": 1}
 
 
+def perturbed_decoding(rank: int) -> tuple[list, dict[str, int]]:
+    """Gathered signs: there is no shared copy, and a decode that differs would part the parameters in silence."""
+    fleet = tw.Fleet(replicas(1, sgd), tw.demo(), tw.Group())
+    train(fleet, 2, first_worker=rank)
+    if rank == 1:
+        with torch.no_grad():
+            fleet.replicas[0].trainable["0.weight"][1, 1] += 0.01
+    train(fleet, 3, first_worker=rank)
+    return parameters(fleet), fleet.events.counts
+
+
+def test_parameters_moved_by_gathered_signs_are_sent_again(cluster: Cluster) -> None:
+    (first, counts), (second, _) = cluster.run(perturbed_decoding, 2)
+    assert same_bits(first, second)
+    assert counts == {"unequal": 1}
+
+
 def paced(rank: int) -> tuple[list, float]:
     fleet = tw.Fleet(replicas(1), tw.eager_diloco(2, codec=tw.E3M0()), tw.Group(max_rate="2Mbit"))
     train(fleet, 6, first_worker=rank)
