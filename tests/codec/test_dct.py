@@ -8,7 +8,7 @@ import torch
 
 from tests.codec import reference
 from tests.codec.reference import SHAPES, filled, tensors
-from thinwire.codec import DCT, BFloat16, Float32, Layout, TopK
+from thinwire.codec import DCT, BFloat16, Float32, Layout, TopK, TwoBit
 from thinwire.codec.cosine import Blocks
 
 
@@ -82,6 +82,22 @@ def test_a_prime_size_is_padded_never_cut_into_ones():
     indices = 64 * 12 // 8 + -(-6 * 12 // 8) + -(-1 * 12 // 8)
     assert codec.size(Layout((torch.Size([67, 131]),), 64)) == indices + 2 * sum(counts)
     assert codec.size(Layout((torch.Size([67]),), 64)) == 2 * 2 + 2
+
+
+def test_two_bit_values_have_a_table_for_full_blocks_and_for_each_padded_edge():
+    """67 x 131 as above: 64 values of full blocks, 2, 4 and 1 at the edges."""
+    codec = DCT(TopK(32, values=TwoBit()))
+    layout, buffer = filled(codec, [torch.Size([67, 131])])
+    indices = 64 * 12 // 8 + -(-6 * 12 // 8) + -(-1 * 12 // 8)
+    assert codec.size(layout) == indices + 4 * 16 + 16 + 1 + 1 + 1
+    x, got = (tensors(b, layout)[0] for b in (buffer, codec.decode(codec.encode(buffer, layout), layout)))
+    blocks, masks = kept(x, 32, 64)
+    places = [[0, 1], [2], [3, 4], [5]]
+    for mine in places:
+        sent = reference.two_bit(np.concatenate([blocks[i][masks[i] > 0] for i in mine]))
+        for i in mine:
+            blocks[i][masks[i] > 0], sent = np.split(sent, [int(masks[i].sum())])
+    np.testing.assert_allclose(got, reference.back(blocks, x), atol=5e-6)
 
 
 def test_a_vocabulary_that_does_not_divide():

@@ -24,7 +24,8 @@ class DCT(Codec):
 
     An axis shorter than `chunk` is taken whole, a longer one padded with zeros to a multiple of it; more than two
     axes are read as (first, rest). With `inner` a TopK(k), k of each full block are kept, whatever its own chunk, and
-    of a block that is padded as large a part as its real values are; with k = everything, everything.
+    of a block that is padded as large a part as its real values are; with k = everything, everything. With TwoBit
+    values a tensor has a table for its full blocks, and one each for those at the right edge, below and in the corner.
     Payloads are merged as coefficients and transformed back once.
 
     >>> layout = Layout((torch.Size([2, 2]),), align=64)
