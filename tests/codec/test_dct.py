@@ -46,7 +46,7 @@ def test_selection(k, s):
             np.testing.assert_allclose(y, reference.back(kept(x, k, s)[0], x), atol=5e-6)
 
 
-@pytest.mark.parametrize("k", [32, 40])  # four workers: entries that are added up one by one, and too many for that
+@pytest.mark.parametrize("k", [1, 32, 40])  # four workers: entries that are added up one by one, and too many for that
 @pytest.mark.parametrize("rule", ["senders", "mean"])
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.5, 0.0, 3.0)])
 def test_merge(k, rule, weights):

@@ -135,5 +135,5 @@ def _in_order(index: Tensor, values: Tensor) -> Entries:
     """Entries (workers, blocks, k) -> (blocks, workers * k), ascending by index, and at one index by worker."""
     bits = (len(index) - 1).bit_length()
     worker = torch.arange(len(index), dtype=index.dtype, device=index.device)[:, None, None]
-    keys, order = (index << bits | worker).transpose(0, 1).flatten(1).sort(1)
+    keys, order = (index << bits | worker).transpose(0, 1).flatten(1).contiguous().sort(1)  # of one entry: a view
     return keys >> bits, values.transpose(0, 1).flatten(1).gather(1, order)
