@@ -24,6 +24,7 @@ from thinwire.elastic import reporter as reporting  # noqa: E402
 from thinwire.elastic.command import _secret_file as find_secret  # noqa: E402
 from thinwire.elastic.command import coordinator as start_command  # noqa: E402
 from thinwire.elastic.coordinator import Coordinator  # noqa: E402
+from thinwire.elastic.line import Line, Refusal  # noqa: E402
 from thinwire.elastic.reporter import Reporter  # noqa: E402
 from thinwire.elastic.roster import Roster, settings_hash  # noqa: E402
 from thinwire.elastic.web import dump  # noqa: E402
@@ -65,6 +66,21 @@ def get(coordinator: Coordinator, path: str, **headers: str) -> tuple[int, Any, 
 
 def status(coordinator: Coordinator) -> dict[str, Any]:
     return json.loads(get(coordinator, "/status")[2])
+
+
+# -- many workers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_workers_report_and_one_too_many_is_told_so(start) -> None:
+    coordinator = start(Coordinator, port=free_pair())
+    port = coordinator._door.port
+    for number in range(100):
+        line = start(Line, "127.0.0.1", port, None)
+        line.post("/report", {"worker": f"w{number}", "step": number})
+    assert len(status(coordinator)["workers"]) == 100
+    coordinator._door.friends = 100
+    with pytest.raises(Refusal, match="the coordinator refused: 100 connections are open already"):
+        start(Line, "127.0.0.1", port, None).post("/report", {"worker": "one more"})
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

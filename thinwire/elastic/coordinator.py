@@ -15,8 +15,8 @@ from torchft.coordination import LighthouseServer
 
 from . import address as addresses
 from . import page
-from .door import Door, Guest
-from .roster import TEXT, Roster
+from .door import Door, Guest, Refused
+from .roster import TEXT, WORKERS, Roster
 from .web import Answered, Guard, Request, answer_code, dump, read_request, send_answer
 
 NO_DEADLINE = 600.0  # seconds that a round waits for a live worker when no deadline is set
@@ -48,7 +48,7 @@ class Coordinator:
         self.address, self.page = addresses.join(host, port), f"http://{addresses.join(host, port + 1)}/"
         self._secret, self._guard, self._roster = secret, Guard(secret), Roster(heartbeat_timeout)
         self._facts, self._started = {"min_workers": min_workers, "round_deadline": round_deadline}, time.monotonic()
-        self._door = Door("coordinator", bind, port + 1, self._welcome)
+        self._door = Door("coordinator", bind, port + 1, self._welcome, friends=2 * WORKERS)  # two while one joins
         try:
             self._lighthouse = LighthouseServer(
                 bind=addresses.join(addresses.resolve(bind)[0], port),
@@ -108,8 +108,11 @@ class Coordinator:
 
     def _post(self, guest: Guest, request: Request) -> None:
         code = self._guard.check(request)
-        if not guest.friend:
-            guest.befriend()
+        try:
+            if not guest.friend:
+                guest.befriend()
+        except Refused as error:
+            raise Answered(503, str(error)) from error
         try:
             answer = self._take(request.path, dict(json.loads(request.body)))
         except (ValueError, TypeError, KeyError, RecursionError) as error:

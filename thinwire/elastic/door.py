@@ -21,7 +21,7 @@ from . import address
 log = logging.getLogger("thinwire")
 
 STRANGERS = 16
-FRIENDS = 64
+FRIENDS = 64  # unless a door is made for more
 PATIENCE = 10.0  # seconds that a stranger has to prove itself
 TICK = 0.25
 
@@ -41,7 +41,7 @@ class Guest:
     def befriend(self) -> None:
         """It has proved the secret: from here on only its own time-outs end the visit."""
         if not self._door._promote(self):
-            raise Refused(f"{FRIENDS} connections are open already")
+            raise Refused(f"{self._door.friends} connections are open already")
 
     def refuse(self, why: str) -> None:
         """End the visit, with one line in the log; later reasons are consequences, and are not logged."""
@@ -68,8 +68,10 @@ class Guest:
 class Door:
     """Listens at `host`; `welcome(guest)` runs in a thread of its own for each guest, and may raise to refuse it."""
 
-    def __init__(self, name: str, host: str, port: int, welcome: Callable[[Guest], None]) -> None:
-        self.name, self._welcome = name, welcome
+    def __init__(
+        self, name: str, host: str, port: int, welcome: Callable[[Guest], None], friends: int = FRIENDS
+    ) -> None:
+        self.name, self._welcome, self.friends = name, welcome, friends
         self._guests: list[Guest] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -135,7 +137,7 @@ class Door:
 
     def _promote(self, guest: Guest) -> bool:
         with self._lock:
-            guest.friend = sum(other.friend for other in self._guests) < FRIENDS
+            guest.friend = sum(other.friend for other in self._guests) < self.friends
             return guest.friend
 
     def _remove(self, guest: Guest) -> None:

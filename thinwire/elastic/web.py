@@ -21,7 +21,7 @@ from .door import Refused
 HEAD = 16 << 10  # bytes of request line and headers
 BODY = 64 << 10
 SESSIONS = 1 << 16
-REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict"}
+REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Unavailable"}
 
 
 @dataclass
