@@ -6,6 +6,7 @@ import importlib
 import shutil
 import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,20 @@ def test_a_checkpoint_that_was_moved_is_found_by_its_name(tmp_path: Any) -> None
     trainer = hf_worker.trainer_of(0, str(tmp_path / "new"), callback, max_steps=8, resume_from_checkpoint=moved)
     trainer.train(resume_from_checkpoint=moved)
     assert callback.fleet.steps == 8
+
+
+def test_where_workers_change_their_numbers_a_file_keeps_its_name() -> None:
+    from thinwire.integrations.hf import _file_name
+
+    class Changing(tw.Local):
+        elastic = True
+
+    model, transport = torch.nn.Linear(2, 1), Changing()
+    fleet = tw.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), tw.diloco(4), transport)
+    transport.worker = 1
+    saved = _file_name(fleet, SimpleNamespace(world_size=1))
+    transport.worker = 0  # after everybody has started again
+    assert _file_name(fleet, SimpleNamespace(world_size=1)) == saved
 
 
 @pytest.mark.parametrize(("module", "library"), [("hf", "transformers"), ("lightning", "lightning.pytorch")])

@@ -181,7 +181,8 @@ def _save_weights(args: Any, folder: str, model: nn.Module) -> None:
 
 def _file_name(fleet: Fleet, args: Any) -> str:
     inner = f"_process{args.process_index}" if args.world_size > 1 else ""
-    return f"thinwire_worker{fleet.worker}{inner}.pt"
+    number = 0 if fleet.transport.elastic else fleet.worker  # there numbers change with those who take part
+    return f"thinwire_worker{number}{inner}.pt"
 
 
 def refuse_settings(args: Any, transport: Transport | None) -> None:
