@@ -28,6 +28,7 @@ from . import address as addresses
 from . import secret as secrets
 from .epoch import QUORUMS, Committing, Epoch, Introduction, check_facts, connect
 from .healing import Healing
+from .parcel import pack
 from .reporter import Reporter
 
 SLOW = 10.0  # seconds of waiting after which somebody should know
@@ -74,6 +75,8 @@ class Elastic(Transport):
         secret_file: str | Path | None = None,
         address: str | None = None,
     ) -> None:
+        if type(min_workers) is not int or min_workers < 1:
+            raise ValueError(f"min_workers must be a whole number, at least 1, not {min_workers!r}")
         self.coordinator, self.min_workers, self.address = coordinator, min_workers, address
         self.secret = secrets.read(Path(secret_file)) if secret_file else None
         self.id = f"{name or socket.gethostname()}-{random_words.token_hex(2)}"
@@ -89,6 +92,7 @@ class Elastic(Transport):
         self._opened: list[Callable[[], None]] = []  # how to close what is open
         self._behind: int | None = None  # the last position that is certain, once a vote was missed
         self._renewed_at: int | None = None
+        self._told = 0, 0  # how many workers are here, and how many are wanted, as was said last
         self._asking: threading.Thread | None = None
         self._trouble: Exception | None = None
         self._at_round, self._staging = threading.Event(), threading.Event()
@@ -97,6 +101,10 @@ class Elastic(Transport):
 
     def carry(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
         """Hand more to newcomers: `load` takes there what `save` returns here: tensors, numbers, text, lists, dicts."""
+        try:
+            pack(save())  # found out now: later it would fail at every quorum with a newcomer, without end
+        except ValueError as error:
+            raise ValueError(f"carry({name!r}): {error}") from error
         self._extras[name] = (save, load)
 
     def host(self, newcomers: Newcomers) -> None:
@@ -165,7 +173,7 @@ class Elastic(Transport):
         self._healed, self._ahead = False, ahead
         self._step, self._votes = step, self._votes if step == self._step else 0
         self.reporter.say(waiting=step, step=step)
-        before = self.epoch
+        before, self._told = self.epoch, (0, 0)
         if self._asking is None:
             self._ask()
         self._hear()
@@ -203,7 +211,9 @@ class Elastic(Transport):
         if len(epoch.members) >= self.min_workers and not (missing and patient):
             return True
         here, wanted = len(epoch.members), max(self.min_workers, len(epoch.members) + len(missing))
-        self._tell("waiting", (), f"{here} of {wanted} workers are here: waiting for more")
+        if (here, wanted) != self._told:
+            self._tell("waiting", (), f"{here} of {wanted} workers are here: waiting for more")
+        self._told = here, wanted
         self._failed = True  # asks for connections anew, whoever comes
         time.sleep(1)
         return False
@@ -340,6 +350,7 @@ class Elastic(Transport):
 
     def _take(self, state: dict[str, Any]) -> None:
         try:
+            self._refuse_other_extras(state["extras"])
             self.newcomers.load(state["engine"])
             for name, (_, load) in self._extras.items():
                 load(state["extras"][name])
@@ -349,6 +360,11 @@ class Elastic(Transport):
         self._healed, self._renewed_at = True, state["renewed_at"]
         self._step, self._votes, self._ahead = state["renewed_at"], 0, state["ahead"]
         self._tell("healed", (), f"took over the fleet's state at step {state['engine']['steps']}")
+
+    def _refuse_other_extras(self, handed: dict[str, Any]) -> None:
+        if handed.keys() != self._extras.keys():
+            theirs, mine = (", ".join(sorted(names)) or "nothing" for names in (handed, self._extras))
+            raise ValueError(f"the fleet hands on {theirs}, this worker {mine}: carry the same on all")
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
