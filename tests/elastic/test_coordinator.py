@@ -334,6 +334,11 @@ def test_beyond_loopback_a_secret_is_needed_and_taken_ports_are_said(start) -> N
             Coordinator(port=taken)
 
 
+def test_a_deadline_that_nobody_can_meet_is_refused() -> None:
+    with pytest.raises(ValueError, match="a round deadline of 0 s"):
+        Coordinator(port=free_pair(), round_deadline=0.0)
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_every_interface_means_both_kinds(start) -> None:
     port = free_pair()

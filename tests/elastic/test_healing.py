@@ -313,6 +313,11 @@ def test_an_address_that_nobody_can_use_is_refused(address: str) -> None:
         Healing(SECRET, address=address)
 
 
+def test_an_address_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="no-such-host.invalid: no such address"):
+        Healing(SECRET, address="no-such-host.invalid")
+
+
 @pytest.mark.parametrize("metadata", ["", "nonsense", "127.0.0.1:0", "127.0.0.1:99999", "no-such-host.invalid:80"])
 def test_a_donor_that_cannot_be_found_is_one_line(healing, metadata: str) -> None:
     with pytest.raises(Refused) as caught:

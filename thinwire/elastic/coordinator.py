@@ -44,6 +44,8 @@ class Coordinator:
     ) -> None:
         if secret is None and not addresses.is_loopback(bind):
             raise ValueError(f"a coordinator at {bind} needs a secret (--secret-file); without one it must be loopback")
+        if round_deadline is not None and round_deadline <= 0:
+            raise ValueError("a round deadline of 0 s leaves everybody out: give the time that a round may wait")
         host = addresses.advertised(bind)
         self.address, self.page = addresses.join(host, port), f"http://{addresses.join(host, port + 1)}/"
         self._secret, self._guard, self._roster = secret, Guard(secret), Roster(heartbeat_timeout)

@@ -50,7 +50,11 @@ class Healing(CheckpointTransport[Any]):
     """
 
     def __init__(self, secret: bytes | None, address: str = "127.0.0.1", limit: int = LIMIT, port: int = 0) -> None:
-        if addresses.is_wildcard(address):
+        try:
+            everywhere = addresses.is_wildcard(address)
+        except socket.gaierror as error:
+            raise ValueError(f"healing at {address}: no such address ({error.strerror}): use this machine's") from error
+        if everywhere:
             raise ValueError(f"healing at {address}: give the one address by which other workers reach this machine")
         if secret is None and not addresses.is_loopback(address):
             raise ValueError(f"healing at {address} needs a secret (--secret-file); without one it must be loopback")
