@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
+
+from .transport import PeerLost
 
 _instances: WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = WeakKeyDictionary()  # of each default group
 
@@ -141,6 +144,37 @@ def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
     inner = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     mine = own_address(host, int(port))
     listens = worker == 0 and inner == 0
-    wait = datetime.timedelta(seconds=timeout)
-    store = dist.TCPStore(host, int(port), None, listens, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = _store_at(host, int(port), listens, timeout)
     return Site(c10d.PrefixStore(f"thinwire/{inner}", store), worker, workers, timeout, mine)
+
+
+def _store_at(host: str, port: int, listens: bool, timeout: float) -> Any:
+    """The store that the first process of worker 0 hosts."""
+    if not listens:
+        _wait_for(host, port, timeout)
+    wait = datetime.timedelta(seconds=timeout)
+    try:
+        return dist.TCPStore(host, port, None, listens, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        if listens:
+            raise ValueError(
+                f"worker 0 cannot listen at {host}:{port} ({reason}): choose another port, or end what uses it; "
+                "the address must be this machine's, and only one worker is worker 0"
+            ) from error
+        raise PeerLost(f"worker 0 went away at {host}:{port} ({reason})", [0]) from error
+
+
+def _wait_for(host: str, port: int, timeout: float) -> None:
+    """Until worker 0 listens: torch's own waiting fills the terminal with its stack when nobody comes."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=min(5.0, timeout)).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                cure = f"start worker 0 there, and open TCP {port} in its firewall"
+                raise PeerLost(
+                    f"nothing listens at {host}:{port} after {timeout:g} s ({error}): {cure}", [0]
+                ) from error
+        time.sleep(0.2)

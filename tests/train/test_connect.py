@@ -95,3 +95,19 @@ def test_a_lost_peer_is_named_and_the_run_is_saved(tmp_path: Path, pair, tiny: l
     newest = checkpoint.steps_in(first)[0]
     checkpoint.verify(first, newest, "worker-0")
     assert metrics(first)[-1]["step"] >= newest - 1
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [(0, "worker 1 did not come in 3 s"), (1, "start worker 0 there"), ("taken", "cannot listen at")],
+)
+def test_a_worker_that_is_alone_says_who_has_not_come(
+    tmp_path: Path, start, tiny: list[str], worker: object, said: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        where, taken = f"127.0.0.1:{door.getsockname()[1]}", worker == "taken"
+        if not taken:
+            door.close()
+        there = ("--connect", where, "--workers", 2, "--worker", 0 if taken else worker, "--local", "train.wait=3")
+        result = ended(start("train", *tiny, *there, "--out", tmp_path / "run"), 2 if taken else 1)
+    assert said in result.stderr and len(result.stderr.splitlines()) == 1

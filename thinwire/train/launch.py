@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+import thinwire as tw
 from thinwire.train import place as places
 from thinwire.train.config import Config
 from thinwire.train.errors import UserError
@@ -46,6 +47,8 @@ def as_site(config: Config, order: Order, address: str, worker: int) -> None:
         place = places.connected(config, address, worker)
         _share_folder(order)
         run(config, place, order)
+    except tw.PeerLost as error:
+        raise PeerGone(f"ended while setting up: {error}") from error
     finally:
         _leave_group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -132,19 +133,37 @@ def connected(config: Config, address: str, worker: int) -> Place:
         transport = tw.Group.connect(address, worker=worker, workers=config.workers, timeout=config.train.wait)
     inner = mesh.get_local_rank() if mesh is not None else 0
     meeting = _store(host.strip("[]"), port_number, timedelta(seconds=config.train.wait))
-    _refuse_unequal_sites(meeting, worker, config.workers, mesh.size() if mesh is not None else 1)
+    _refuse_unequal_sites(meeting, worker, config, mesh.size() if mesh is not None else 1)
     store = _prefixed(f"run/{inner}", meeting)
     notes = Notes(worker, config.workers, store, config.train.wait)
     return Place([worker], device, transport, notes, mesh, separate=True)
 
 
-def _refuse_unequal_sites(store: Any, worker: int, workers: int, size: int) -> None:
+def _refuse_unequal_sites(store: Any, worker: int, config: Config, size: int) -> None:
     """The processes of a site tell those of the others what they lose and when they stop, one to one."""
-    store.set(f"processes/{worker}", str(size))
-    sizes = [int(store.get(f"processes/{other}")) for other in range(workers)]
+    keys = [f"processes/{other}" for other in range(config.workers)]
+    try:
+        store.set(keys[worker], str(size))
+        _wait_for_all(store, keys, config.train.wait)
+        sizes = [int(store.get(key)) for key in keys]
+    except tw.PeerLost:
+        raise
+    except RuntimeError as error:  # worker 0 hosts the store
+        raise tw.PeerLost("worker 0 is gone", [0]) from error
     if len(set(sizes)) > 1:
         listed = ", ".join(f"{count} at worker {other}" for other, count in enumerate(sizes))
         raise UserError(f"the sites have different numbers of processes ({listed}): start the same number at each")
+
+
+def _wait_for_all(store: Any, keys: list[str], wait: int) -> None:
+    """Asked again and again: the store's own waiting would write warnings of its own when nobody comes."""
+    deadline = time.monotonic() + wait
+    while absent := [worker for worker, key in enumerate(keys) if not store.check([key])]:
+        if time.monotonic() > deadline:
+            names = " and ".join(f"worker {worker}" for worker in absent)
+            cure = "start it, or run thinwire check between the machines"
+            raise tw.PeerLost(f"{names} did not come in {wait} s: {cure}", absent)
+        time.sleep(0.1)
 
 
 def elastic(config: Config, join: Join) -> Place:
