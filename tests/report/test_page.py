@@ -90,3 +90,17 @@ def test_a_run_that_goes_on_has_a_page_too(compared: Path, thinwire, tmp_path: P
         file.write('{"step": 13, "lo')
     thinwire("report", run)
     assert "so far" in (run / "report.html").read_text()
+
+
+def test_a_run_without_an_exchange_or_a_held_out_part_claims_neither(tmp_path: Path, thinwire) -> None:
+    sets = arguments_of(write_text(tmp_path), data__holdout=0, logging__report="true")
+    said = thinwire("train", *sets, "--steps", 3, "--workers", 2, "--out", tmp_path / "run").stdout
+    assert "training loss" in said and "nothing sent" in said and "inf" not in said and "held-out" not in said
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "(training)" in page and '<div class="value">1x</div>' not in page
+
+
+def test_a_damaged_comparison_is_refused_by_name(tmp_path: Path, thinwire) -> None:
+    (tmp_path / "compare.json").write_text("[{")
+    result = thinwire("report", tmp_path, status=2)
+    assert "compare.json is damaged" in result.stderr and len(result.stderr.splitlines()) == 1

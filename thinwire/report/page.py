@@ -41,7 +41,7 @@ def write_run(folder: Path) -> Path:
 
 def _load(folder: Path, label: str = "") -> Run:
     summary, config = folder / "summary.json", folder / "config.toml"
-    known = json.loads(summary.read_text()) if summary.exists() else {}
+    known = _json(summary) if summary.exists() else {}
     records = metrics.read(folder / "metrics.jsonl")
     if not records:
         raise UserError(f"{folder}: no step has been recorded yet")
@@ -50,7 +50,14 @@ def _load(folder: Path, label: str = "") -> Run:
 
 
 def _compared(folder: Path) -> list[Run]:
-    return [_load(folder / entry["run"], entry["label"]) for entry in json.loads((folder / "compare.json").read_text())]
+    return [_load(folder / entry["run"], entry["label"]) for entry in _json(folder / "compare.json")]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
 
 
 def _write(folder: Path, runs: list[Run], kind: str) -> Path:
@@ -91,12 +98,17 @@ def _cards(runs: list[Run]) -> str:
     best = min(done, key=lambda run: run.summary["loss"])
     least = min(done, key=lambda run: run.summary["bytes_sent"])
     first = done[0].summary
-    fewer = least.summary["bytes_ddp"] / least.summary["bytes_sent"] if least.summary["bytes_sent"] else 1.0
+    sent, ddp = least.summary["bytes_sent"], least.summary["bytes_ddp"]
+    loss = "held-out loss" if best.summary.get("held_out", True) else "training loss"
     return "".join(
         [
-            _card("held-out loss", f"{best.summary['loss']:.4f}", best.label if len(done) > 1 else "exported weights"),
-            _card("bytes sent per worker", units.show_size(least.summary["bytes_sent"]), least.label),
-            _card("less than DDP", f"{fewer:.4g}x", f"DDP sends {units.show_size(first['bytes_ddp'])}"),
+            _card(loss, f"{best.summary['loss']:.4f}", best.label if len(done) > 1 else "exported weights"),
+            _card("bytes sent per worker", units.show_size(sent), least.label),
+            _card(
+                "less than DDP",
+                f"{ddp / sent:.4g}x" if sent else "-",
+                f"DDP sends {units.show_size(first['bytes_ddp'])}",
+            ),
             _card("model", units.show_count(first["parameters"]), f"parameters, {first['workers']} workers"),
             _card("data", units.show_count(first["tokens"]), f"tokens in {first['steps']} steps"),
         ]
@@ -134,7 +146,7 @@ def _row(run: Run) -> str:
     sent, ddp = last["bytes_sent"], summary.get("bytes_ddp", 0)
     cells = [
         run.label,
-        f"{summary['loss']:.4f}" if summary else f"{last['loss']:.4f} (training)",
+        f"{summary.get('loss', last['loss']):.4f}" + ("" if summary.get("held_out", bool(summary)) else " (training)"),
         f"{summary['perplexity']:.3f}" if summary else "-",
         units.show_size(sent),
         f"{ddp / sent:.4g}x less" if ddp and sent else "-",

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 def summarise(trainer: Trainer) -> dict[str, Any]:
     """The numbers of a finished run; the loss is that of the exported weights, on held-out data where there is some."""
     config, last = trainer.config, trainer.last
-    loss = trainer.held_loss()
-    loss = last["loss"] if loss is None else loss
+    held = trainer.held_loss()
+    loss = last["loss"] if held is None else held
     ddp = tw.cost(tw.ddp(), trainer.team.replicas[0].module, config.workers).bytes(config.steps)
     return {
         "method": config.method["name"],
         "loss": loss,
+        "held_out": held is not None,
         "perplexity": math.exp(min(loss, 700.0)),
         "bytes_sent": last["bytes_sent"],
         "bytes_ddp": ddp,
@@ -39,14 +40,14 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The closing table, label and value."""
-    ratio = summary["bytes_ddp"] / summary["bytes_sent"] if summary["bytes_sent"] else math.inf
+    sent, ddp = summary["bytes_sent"], summary["bytes_ddp"]
     return [
         ("method", summary["method"]),
-        ("held-out loss", f"{summary['loss']:.4f}"),
+        ("held-out loss" if summary["held_out"] else "training loss", f"{summary['loss']:.4f}"),
         ("perplexity", f"{summary['perplexity']:.3f}"),
-        ("bytes sent per worker", units.show_size(summary["bytes_sent"])),
-        ("the same for DDP", units.show_size(summary["bytes_ddp"])),
-        ("ratio", f"{ratio:.1f}x fewer"),
+        ("bytes sent per worker", units.show_size(sent)),
+        ("the same for DDP", units.show_size(ddp)),
+        ("ratio", f"{ddp / sent:.1f}x fewer" if sent else "nothing sent: the run is shorter than a period"),
         ("time", units.show_duration(summary["seconds"])),
     ]
 
