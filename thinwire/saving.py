@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from .lead import led
-from .row import Answer, Flight, Lane, Row, Sent
-from .transport import PeerLost
+from .row import Answer, Flight, Lane, Row, Sent, _AllSick
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -181,7 +180,7 @@ def _load_flight(row: Row, flight: Flight, slot: dict[str, Any]) -> None:
     sent = Sent(buffers["own"], buffers["rest"], buffers["kept"], bool(slot["sick"]), float(slot["weighed"]), present)
     flight.sent.append(sent)
     if slot["lost"]:
-        flight.lost = PeerLost(slot["lost"])
+        flight.lost = _AllSick(slot["lost"])  # it stopped the run that was saved, if it had to; not this one too
     else:
         mean, held = buffers["mean"], slot["held"].tolist()
         assert mean is not None
