@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -78,11 +79,24 @@ class Agreement:
         lives = self._lives(names)
         if all(header.equal for header in headers) and self._bits_agree(lives):
             return self._present(names)
-        total = self.fleet.transport.add([live.read() for live in lives]).div_(self.fleet.workers)
+        total = self._mean_of_healthy([live.read() for live in lives])
         moved = 2 * (self.fleet.workers - 1) * total.nbytes // self.fleet.workers
         self.fleet.wire_sent += moved
         self.fleet.wire_received += moved
         return self._named(lives[0].names, lives[0].layout.views(total))
+
+    def _mean_of_healthy(self, buffers: list[Tensor]) -> Tensor:
+        """As in a round, a worker with a value that is not finite is left out, unless all have one."""
+        fleet = self.fleet
+        sums = [float(buffer.sum()) for buffer in buffers]
+        healthy = [math.isfinite(fleet.island.agree(0.0 * total, 0.0)[0]) for total in sums]
+        count = int(fleet.transport.add([b.new_tensor([float(h)]) for b, h in zip(buffers, healthy, strict=True)]))
+        for lane, buffer in enumerate(buffers):
+            if count and not healthy[lane]:
+                buffer.zero_()
+                text = "a parameter was not finite: this worker is left out of the consensus"
+                fleet.events.add("sick", fleet.steps, text, workers=[fleet.worker + lane])
+        return fleet.transport.add(buffers).div_(count or fleet.workers)
 
     def _equal(self, names: list[str]) -> bool:
         """Whether nothing has moved since these tensors were made the same on all workers."""
