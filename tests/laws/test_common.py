@@ -266,7 +266,6 @@ def ddp_after_local_steps() -> tw.Fleet:
 @pytest.mark.parametrize("make", [every_other_gradient, ddp_after_local_steps])
 def test_gradients_that_met_do_not_make_a_consensus_by_themselves(make: Any) -> None:
     fleet = make()
-    assert not all_equal(fleet)
     wanted = mean_of(weights_of(fleet))
     agreed = list(fleet.consensus().values())
     fleet.finish()
