@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+from .meeting import Meeting
 from .transport import PeerLost
 
 _instances: WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = WeakKeyDictionary()  # of each default group
@@ -33,9 +34,12 @@ class Site:
     timeout: float
     address: str | None = None
     parent: Any = None
+    meeting: Meeting | None = None
 
     def gloo(self, name: str) -> Any:
         """A gloo group apart from all others."""
+        if self.meeting is not None:
+            self.meeting.gather()
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = datetime.timedelta(seconds=self.timeout)
         options._devices = [_device(name, self.address, os.environ.get("GLOO_SOCKET_IFNAME"), os.getpid())]
@@ -144,8 +148,8 @@ def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
     inner = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     mine = own_address(host, int(port))
     listens = worker == 0 and inner == 0
-    store = _store_at(host, int(port), listens, timeout)
-    return Site(c10d.PrefixStore(f"thinwire/{inner}", store), worker, workers, timeout, mine)
+    store = c10d.PrefixStore(f"thinwire/{inner}", _store_at(host, int(port), listens, timeout))
+    return Site(store, worker, workers, timeout, mine, meeting=Meeting(store, address, worker, workers, timeout))
 
 
 def _store_at(host: str, port: int, listens: bool, timeout: float) -> Any:
@@ -174,7 +178,6 @@ def _wait_for(host: str, port: int, timeout: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 cure = f"start worker 0 there, and open TCP {port} in its firewall"
-                raise PeerLost(
-                    f"nothing listens at {host}:{port} after {timeout:g} s ({error}): {cure}", [0]
-                ) from error
+                text = f"worker 0 did not answer at {host}:{port} in {timeout:g} s ({error}): {cure}"
+                raise PeerLost(text, [0]) from error
         time.sleep(0.2)

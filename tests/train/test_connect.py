@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import free_port
 from tests.train.conftest import Process, arguments_of, ended, metrics, write_text
 from tests.train.test_run import same_run, steps_done, until
 from thinwire.train import checkpoint
+from thinwire.train.config import Config
+from thinwire.train.launch import as_site
+from thinwire.train.run import Order, PeerGone
 
 pytestmark = pytest.mark.xdist_group("train")
 
@@ -111,3 +115,10 @@ def test_a_worker_that_is_alone_says_who_has_not_come(
         there = ("--connect", where, "--workers", 2, "--worker", 0 if taken else worker, "--local", "train.wait=3")
         result = ended(start("train", *tiny, *there, "--out", tmp_path / "run"), 2 if taken else 1)
     assert said in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_nobody_at_the_address_is_one_line(tmp_path: Path) -> None:
+    config = Config(workers=2)
+    config.train.wait = 1
+    with pytest.raises(PeerGone, match="ended while setting up: worker 0 did not answer at 127.0.0.1"):
+        as_site(config, Order(tmp_path), f"127.0.0.1:{free_port()}", 1)
