@@ -178,8 +178,8 @@ class Fleet:
         if self.steps_begun > self.steps:
             return
         joined = not self._begun and self._begin()
-        self.steps_begun = self.steps + 1
         rows = self._gradient_rows()
+        self.steps_begun = self.steps + (not joined or bool(rows))  # who has just joined has no step to give
         if self._renew(rows) or joined:
             self._drop_gradients()  # of parameters that have been replaced since
         signs = any(row.sync.rule.signs for row in rows)  # whose norm is not a gradient's: clip what goes in
@@ -204,6 +204,8 @@ class Fleet:
     @apart
     def after_step(self) -> None:
         """Once a step, after the last optimizer: all other rows tick."""
+        if self.steps_begun == self.steps:
+            return
         self.steps = self.steps_begun
         rows = self._other_rows()
         for row in rows:
@@ -268,9 +270,8 @@ class Fleet:
     @led
     def drain(self) -> None:
         """Land all that is in flight."""
-        for row in self.rows:
-            while row.flights:
-                row.land()
+        while flying := [row for row in self.rows if row.flights]:
+            min(flying, key=lambda row: row.sync.every.landing_step(row.flights[0].number)).land()
 
     def _meet(self, kind: str, equal: bool = False) -> list[Header]:
         """Wait for every worker to make this call; a round that a peer has already launched is launched here first."""
@@ -342,7 +343,7 @@ class Fleet:
         if self.transport.elastic:
             self.begin()
             self.drain()
-            self.transport.renew(self.steps + attempt, ahead=False)
+            self.transport.renew(self.steps + attempt, ahead=False, ends=True)
             self._calls = 0  # a worker that came late, or failed earlier, has counted others
         final = self._settle()
         for replica in self.replicas:

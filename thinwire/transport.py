@@ -140,10 +140,11 @@ class Transport(ABC):
         """Learn what to hand to a worker who joins."""
         return None
 
-    def renew(self, step: int, ahead: bool) -> bool:
+    def renew(self, step: int, ahead: bool, ends: bool = False) -> bool:
         """Before the rounds of a step: let in who came, give up who left. Whether this worker took another's state.
 
         `ahead`: nothing due now must land at once, so those who are late may still come until the next time.
+        `ends`: this is for the end of training, and no round that a slow worker might skip to.
         """
         return False
 

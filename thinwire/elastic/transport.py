@@ -167,12 +167,12 @@ class Elastic(Transport):
 
     # -- who takes part ------------------------------------------------------------------------------------------------
 
-    def renew(self, step: int, ahead: bool) -> bool:
+    def renew(self, step: int, ahead: bool, ends: bool = False) -> bool:
         if step == self._renewed_at and self.epoch is not None and not self.epoch.broken:
             return False
         self._healed, self._ahead = False, ahead
         self._step, self._votes = step, self._votes if step == self._step else 0
-        self.reporter.say(waiting=step, step=step)
+        self.reporter.say(waiting=-1, step=self._step) if ends else self.reporter.say(waiting=step, step=step)
         before, self._told = self.epoch, (0, 0)
         if self._asking is None:
             self._ask()
