@@ -20,8 +20,8 @@ from .group import Group
 from .header import Header, header_length
 from .island import Island
 from .lead import led
-from .live import Spare
-from .replica import Replica, local
+from .live import Live, Spare
+from .replica import Replica, local, moment
 from .row import Row
 from .table import Method
 from .transport import Key, Local, Newcomers, PeerLost, Transport
@@ -82,13 +82,16 @@ class Fleet:
         self._set_method(method)
 
     def _set_method(self, method: Method) -> None:
-        self.method = method.resolved(self.replicas[0])
+        self.method = _a_method(method).resolved(self.replicas[0])
         self._build_rows()
         if not any(row.names for row in self.rows):
             raise ValueError(f"{method.name} finds nothing to synchronise in this model")
 
     def _build_rows(self) -> None:
-        self.rows = [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(self.method.rows)]
+        self.rows = self._rows_of(self.method)
+
+    def _rows_of(self, method: Method) -> list[Row]:
+        return [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(method.rows)]
 
     @property
     def worker(self) -> int:
@@ -279,7 +282,11 @@ class Fleet:
             self._begin()
         self._calls += 1
         headers = [Header(equal=equal).pack(self.header_length) for _ in self.replicas]
-        heard = self.transport.meet(Key(kind, 0, self._calls), headers, lambda key: self._follow(key, kind))
+        try:
+            heard = self.transport.meet(Key(kind, 0, self._calls), headers, lambda key: self._follow(key, kind))
+        except PeerLost as error:
+            error.step = self.steps
+            raise
         return [Header.unpack(blob, 0) for blob in heard]
 
     def _follow(self, key: Key, kind: str) -> None:
@@ -362,14 +369,18 @@ class Fleet:
 
     @led
     def _restart(self) -> None:
+        """Workers may be a skipped step apart: all count their rounds from where the farthest is."""
+        latest = max(map(int, self.transport.talk([str(self.steps).encode()] * len(self.replicas))))
         for row in self.rows:
             row.begin()
+            row.launched = row.landed = row.sync.every.rounds_due(latest)
 
     @apart
     def switch(self, method: Method) -> None:
         """Go on with another method: drain, take the consensus, start new outer state. Collective."""
         if self.transport.elastic:
             raise ValueError("an elastic fleet keeps its method, or newcomers would not know it: stop, and start anew")
+        self._rows_of(_a_method(method).resolved(self.replicas[0]))  # what cannot be is said before anything changes
         agreed = self._drained_consensus()
         for replica in self.replicas:
             self._swap_in(replica, agreed)
@@ -377,7 +388,19 @@ class Fleet:
         if self.island.turns_to_leads(self):
             self._build_rows()
         self._compare_settings()
+        if self._gradient_rows():
+            self._share_moments()
         self._restart()
+
+    @led
+    def _share_moments(self) -> None:
+        """Equal gradients make equal steps only from equal states, which no row will carry from here on."""
+        for state in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+            lives = [Live(moment(state), replica, align=1) for replica in self.replicas]
+            if lives[0].names:
+                mean = self.transport.add([live.read() for live in lives]).div_(self.workers)
+                for live in lives:
+                    live.write(mean)
 
     @led
     def _drained_consensus(self) -> dict[str, Tensor]:
@@ -440,6 +463,12 @@ class _Newcomers(Newcomers):
 
     def facts(self) -> dict[str, Any]:
         return start.facts(self.fleet)
+
+
+def _a_method(value: Any) -> Method:
+    if not isinstance(value, Method):
+        raise ValueError(f"a method is made by a call such as tw.diloco(every=32), not {value!r}")
+    return value
 
 
 def _default_transport() -> Transport:

@@ -127,6 +127,11 @@ class Replica:
         self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self.statistics = _batch_norm_buffers(self.module)
         self._places = self._find_places()
+        odd = next((name for name, parameter in self.trainable.items() if parameter.is_complex()), None)
+        if odd is not None:
+            raise ValueError(f"{odd} is complex, and messages are real: train torch.view_as_real of it")
+        if len(named) < sum(1 for _ in self.module.parameters()):
+            raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
         if not self.trainable:
             raise ValueError("the model has no trainable parameter: nothing would ever be sent")
 
@@ -187,6 +192,15 @@ class Replica:
         state = found[0].state.get(self.trainable[name], {}) if found else {}
         values = [local(v) for v in state.values() if isinstance(v, Tensor) and v.is_floating_point()]
         return all(bool(torch.isfinite(value.sum())) for value in values)
+
+    def refuse_thawed(self) -> None:
+        """What was frozen when the fleet was made is in no row."""
+        thawed = next((name for name, parameter in self.frozen.items() if parameter.requires_grad), None)
+        if thawed is not None:
+            raise ValueError(
+                f"{thawed} was frozen when the fleet was made and trains now, but would never be sent: "
+                "call finish() and detach(), then attach anew"
+            )
 
     def island_mesh(self) -> Any | None:
         """The device mesh that the parameters are sharded over inside this worker, if any."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from .cost import exchange_kind, wire_bytes
 from .header import Header, checksum
 from .live import Live
 from .replica import Replica, params
-from .rule import Reduced, Scope, State
+from .rule import Overwrite, Reduced, Scope, State
 from .table import Sync
 from .transport import Exchange, Key, Order, PeerLost
 
@@ -128,6 +128,8 @@ class Row:
         self.equal_at = -1  # the step after which the tensors were made equal on all workers
         for lane in self.lanes if self.names else []:
             sync.rule.check(lane.live)
+            if sync.every.delay and isinstance(sync.rule, Overwrite):
+                lane.live.decays()  # a state without a decay is refused now, not when the first round lands
 
     def _moved(self, replica: Replica) -> Live | None:
         """Gathered signs move parameters alike only while all decode alike: kinds of GPU differ in that."""
@@ -156,7 +158,10 @@ class Row:
 
     def weigh(self) -> None:
         for lane in self.lanes:
-            lane.weighed += lane.live.replica.weight
+            weight = float(lane.live.replica.weight)  # a tensor would be added to in place, and is not a plain number
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"replica.weight must be a finite number, at least 0, not {weight}")
+            lane.weighed += weight
 
     def due(self) -> bool:
         """Whether a round is to be launched now."""
@@ -219,6 +224,7 @@ class Row:
 
     def _prepare(self, lane: Lane) -> tuple[Header, Tensor | list[Tensor], Sent]:
         rule, present = self.sync.rule, lane.live.present()
+        lane.live.replica.refuse_thawed()
         bits = self._parameter_bits(lane)
         with lane.borrowed() as state:
             message = self._message(lane, state)
@@ -342,7 +348,7 @@ class Row:
         result = exchange.result()
         total = sum(header.weight for header in headers)
         if total == 0:
-            raise _AllSick(f"row {self.index}: no worker had a finite message")
+            raise _AllSick(f"row {self.index}: no worker had a finite message of any weight")
         weights, held = self._weights(headers, self.lanes[0].live.device)
         hosted = headers[self.fleet.worker : self.fleet.worker + len(self.lanes)]
         shares = [header.weight / total for header in hosted]
@@ -393,6 +399,9 @@ class Row:
         for lane, sent in zip(self.lanes, flight.sent, strict=True):
             with lane.borrowed() as state:
                 self.sync.rule.lose(lane.live, state, sent.kept, self.scope)
+                residual = state.get("residual")
+                if residual is not None and sent.kept is not None and not sent.sick:
+                    residual.zero_()  # it is owed with the message now
             if self.sync.view.kind == "grads":
                 lane.live.drop_gradients()  # every worker skips this inner step
         if not (self.fleet.transport.survives or isinstance(lost, _AllSick)):
@@ -402,6 +411,8 @@ class Row:
         self.landed, self.weighed_from = flight.number, self.sync.every.launch_step(flight.number)
         if answer.unequal:
             self._send_copy_again(flight.number)
+        passed = max(0, self.fleet.steps_begun - self.weighed_from)  # fewer than the delay if drained early
+        scope = replace(self.scope, delay=passed) if self.sync.every.delay else self.scope
         in_passing = len(self.lanes) == 1 and answer.divisor != 1
         if not in_passing:
             self._note_drift(answer, float(torch.linalg.vector_norm(answer.mean())) if self._compares else None)
@@ -412,7 +423,7 @@ class Row:
             with lane.borrowed() as state:
                 weighed = (answer.divisor, self._compares)
                 reduced = Reduced(mean, sent.own, answer.shares[i], sent.sick, sent.kept, answer.held, had, *weighed)
-                self.sync.rule.recv(lane.live, state, reduced, self.scope)
+                self.sync.rule.recv(lane.live, state, reduced, scope)
                 if sent.rest is not None:
                     state["residual"] = sent.rest
             lane.landed = max(lane.landed, sent.weighed)

@@ -112,6 +112,10 @@ class Nesterov:
     lr: float
     momentum: float
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.lr < math.inf and 0 <= self.momentum < 1):
+            raise ValueError(f"an outer step needs 0 <= lr and 0 <= momentum < 1, not {self.lr} and {self.momentum}")
+
     @property
     def slots(self) -> tuple[str, ...]:
         return ("velocity",) if self.momentum else ()
@@ -610,7 +614,13 @@ def check_pairing(
             f"feedback does not go with {type(rule).__name__}: it already keeps what the codec drops, "
             "which would then be sent twice. Leave feedback out"
         )
+    if kind == "grads" and isinstance(rule, (Outer, Carry, _AtLaunch, SharedMomentum, Reset)):
+        raise ValueError(f"{type(rule).__name__} is not for gradients: they take Overwrite or Sign")
+    if isinstance(rule, Sign) and kind != "grads":
+        raise ValueError(f"Sign hands gradients to plain SGD and does not go with {kind}")
     if isinstance(rule, Overwrite) and delay and kind in ("params", "buffers"):
         raise ValueError(f"after a delay Overwrite is for moments, which forget: use Average() for {kind}")
+    if isinstance(rule, Reset) and kind != "moment":
+        raise ValueError(f"Reset starts moments anew and does not go with {kind}")
     if kind == "grads" and delay:
         raise ValueError("gradients meet before the optimizer steps: a delay is for rows on params and moments")
