@@ -19,10 +19,13 @@ class Notes:
         self.process, self.processes, self.store, self.wait = process, processes, store, wait
         self.number = 0
         self.own: dict[int, str] = {}
+        self.seen: list[int] = []  # notes read since the last post
+        self.behind: dict[int, list[int]] = {}  # of each posted note: what everybody had read before posting it
 
     def post(self, note: Any) -> int:
         self.number += 1
         self.own[self.number] = json.dumps(note)
+        self.behind[self.number], self.seen = self.seen, []
         if self.store is not None:
             with self._naming_the_lost(self.number):
                 self.store.set(self._key(self.number, self.process), self.own[self.number])
@@ -34,7 +37,9 @@ class Notes:
         for process in range(self.processes):
             if process != self.process:
                 texts[process] = self._get(number, process)
-        self._forget(number - 2)
+        self.seen.append(number)
+        for old in self.behind.pop(number):
+            self._forget(old)
         return [json.loads(texts[process]) for process in range(self.processes)]
 
     def exchange(self, note: Any) -> list[Any]:
@@ -54,8 +59,8 @@ class Notes:
             return self.store.get(key).decode()
 
     def _forget(self, number: int) -> None:
-        # whoever posted the next note but one has read this one, so nobody asks for it again
-        if self.store is not None and number > 0:
+        # everybody has posted a note since they read this one, so nobody asks for it again
+        if self.store is not None:
             with self._naming_the_lost(number):
                 self.store.delete_key(self._key(number, self.process))
 
