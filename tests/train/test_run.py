@@ -223,8 +223,11 @@ def test_a_config_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "config.toml").read_text() == "steps = 7"
 
 
-def test_a_folder_with_a_run_is_not_written_over(thinwire, stopped_and_whole: tuple[Path, Path]) -> None:
-    result = thinwire("train", "--steps", 2, "--out", stopped_and_whole[0], status=2)
+@pytest.mark.parametrize("mode", [(), ("--processes", 2)], ids=["one process", "two processes"])
+def test_a_folder_with_a_run_is_not_written_over(
+    thinwire, stopped_and_whole: tuple[Path, Path], mode: tuple[object, ...]
+) -> None:
+    result = thinwire("train", "--steps", 2, "--out", stopped_and_whole[0], *mode, status=2)
     assert "--resume" in result.stderr and len(result.stderr.splitlines()) == 1
 
 

@@ -169,19 +169,28 @@ def _compare(config: Config, place: Place) -> None:
 
 @contextmanager
 def _claimed(folder: Path, place: Place, resume: bool) -> Iterator[None]:
-    """The run folder is this run's alone while it goes."""
-    if not place.writes:
+    """The run folder is this run's alone while it goes. All processes hear of it where it cannot be."""
+    lock, trouble = _lock(folder, resume) if place.writes else (None, "")
+    if heard := next(filter(None, place.notes.exchange(trouble)), ""):
+        place.notes.leave()
+        raise UserError(heard)
+    try:
         yield
-        return
+    finally:
+        if lock:
+            lock.close()
+
+
+def _lock(folder: Path, resume: bool) -> tuple[IO[str] | None, str]:
+    """The folder's lock, or why it is not to be had."""
     if not resume and (folder / "metrics.jsonl").exists():
-        raise UserError(f"{folder} holds a run already: thinwire train --resume {folder}, or another --out")
-    lock: IO[str]
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{folder} is in use by another run: give each worker its own --out") from error
-        yield
+        return None, f"{folder} holds a run already: thinwire train --resume {folder}, or another --out"
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None, f"{folder} is in use by another run: give each worker its own --out"
+    return lock, ""
 
 
 def _sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
