@@ -17,13 +17,16 @@ from .codec.base import Layout, Part, Weight, divide_by_weights
 from .cost import exchange_kind, wire_bytes
 from .header import Header, checksum
 from .live import Live
-from .replica import Replica, params
+from .replica import Replica, View, params
 from .rule import Overwrite, Reduced, Scope, State
+from .state_names import created_states
 from .table import Sync
 from .transport import Exchange, Key, Order, PeerLost
 
 if TYPE_CHECKING:
     from .fleet import Fleet
+
+USUAL = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 
 
 @dataclass
@@ -126,6 +129,8 @@ class Row:
         self.launched = self.landed = 0
         self.weighed_from = 0  # the step since which the lanes' weights count
         self.equal_at = -1  # the step after which the tensors were made equal on all workers
+        if not self.names:
+            _refuse_unknown_states(sync.view, replicas[0])
         for lane in self.lanes if self.names else []:
             sync.rule.check(lane.live)
             if sync.every.delay and isinstance(sync.rule, Overwrite):
@@ -458,6 +463,17 @@ class Row:
             copy = self.sync.rule.shared_copy(state)
             assert copy is not None
             return copy
+
+
+def _refuse_unknown_states(view: View, replica: Replica) -> None:
+    """The usual moments may be absent, so that one table serves many optimizers; another name is a mistake."""
+    if view.kind != "moment" or USUAL.intersection(view.states) or View("moment", view.states).names(replica):
+        return
+    kept = sorted({state for name in replica.trainable for state in created_states(replica, name)})
+    raise ValueError(
+        f"no optimizer keeps a state named {' or '.join(view.states)}: "
+        + (f"there are {', '.join(kept)}" if kept else "this one keeps none")
+    )
 
 
 class _AllSick(PeerLost):

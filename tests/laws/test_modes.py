@@ -94,3 +94,64 @@ def test_a_tensor_without_a_gradient_keeps_what_it_is_owed() -> None:
             parameter.grad = None if name == "head.weight" else torch.ones_like(parameter)
     fleet.step()
     assert before.abs().sum() > 0 and torch.equal(before, owed())
+
+
+def weighed(weight: Any) -> list[torch.Tensor]:
+    fleet = fleet_of(tw.local_sgd(2), 2, sgd)
+    fleet.replicas[0].weight = weight
+    return snapshot(train(fleet, 6))
+
+
+def test_a_weight_may_be_any_number() -> None:
+    """A tensor would be added to in place, and weigh nothing from the second round on."""
+    assert same(weighed(3), weighed(torch.tensor(3))) and same(weighed(3), weighed(torch.tensor(3).numpy()))
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), torch.tensor(float("nan"))])
+def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
+    with pytest.raises(ValueError, match="replica.weight"):
+        weighed(weight)
+
+
+def test_a_parameter_that_thaws_is_refused() -> None:
+    fleet = fleet_of(tw.local_sgd(2), 1, sgd)
+    model = fleet.replicas[0].model
+    model.head.bias.requires_grad_(False)
+    frozen = tw.Fleet([tw.Replica(model, sgd(model.parameters()))], tw.local_sgd(2), tw.Local())
+    train(frozen, 2)
+    model.head.bias.requires_grad_(True)
+    with pytest.raises(ValueError, match="head.bias was frozen"):
+        train(frozen, 2)
+
+
+def test_complex_parameters_are_refused() -> None:
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    with pytest.raises(ValueError, match="0 is complex"):
+        tw.Replica(model, sgd(model.parameters()))
+
+
+def test_a_switch_that_cannot_be_changes_nothing() -> None:
+    fleet, straight = (fleet_of(tw.local_sgd(3), 2) for _ in range(2))
+    train(fleet, 4)
+    with pytest.raises(ValueError, match="demo hands plain SGD"):
+        fleet.switch(tw.demo())
+    with pytest.raises(ValueError, match="made by a call"):
+        fleet.switch("diloco")  # type: ignore[arg-type]
+    assert fleet.method.name == "local_sgd" and same(snapshot(train(fleet, 4)), snapshot(train(straight, 8)))
+
+
+def test_after_a_switch_to_ddp_workers_stay_equal() -> None:
+    """Their moments differed, so that equal gradients made unequal steps."""
+    fleet = train(fleet_of(tw.local_sgd(3), 2), 4)
+    fleet.switch(tw.ddp())
+    train(fleet, 3)
+    first, second = (list(replica.trainable.values()) for replica in fleet.replicas)
+    assert same(first, second)
+
+
+def test_drained_moments_are_as_if_averaged_at_launch() -> None:
+    """Fewer steps have passed than the delay, so that they have forgotten less."""
+    fleet = train(fleet_of(tw.local_adam(4, delay=3), 2), 4)
+    fleet.drain()
+    first, second = ([s["exp_avg"] for s in r.optimizers[0].state.values()] for r in fleet.replicas)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True))

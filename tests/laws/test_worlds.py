@@ -683,6 +683,12 @@ def test_values_that_mean_nothing_are_refused(wrong: Any) -> None:
         wrong()
 
 
+def test_a_misspelt_state_is_named() -> None:
+    with pytest.raises(ValueError, match="exp_av: there are exp_avg, exp_avg_sq"):
+        fleet_of(tw.desloc(4, moments={"exp_av": 8}), 2, torch.optim.AdamW)
+    assert fleet_of(tw.desloc(4, moments={"exp_avg": 8}), 2, sgd).rows  # a usual one may be absent
+
+
 def test_a_period_is_named_as_it_was_given() -> None:
     with pytest.raises(ValueError, match="not '16'"):
         tw.desloc("16")  # type: ignore[arg-type]
