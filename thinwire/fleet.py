@@ -276,12 +276,15 @@ class Fleet:
         while flying := [row for row in self.rows if row.flights]:
             min(flying, key=lambda row: row.sync.every.landing_step(row.flights[0].number)).land()
 
-    def _meet(self, kind: str, equal: bool = False) -> list[Header]:
-        """Wait for every worker to make this call; a round that a peer has already launched is launched here first."""
+    def _meet(self, kind: str, equal: bool = False, place: int = 0) -> list[Header]:
+        """Wait for every worker to make this call; a round that a peer has already launched is launched here first.
+
+        `place` is a number to compare.
+        """
         if not self._begun:
             self._begin()
         self._calls += 1
-        headers = [Header(equal=equal).pack(self.header_length) for _ in self.replicas]
+        headers = [Header(equal=equal, checksum=place).pack(self.header_length) for _ in self.replicas]
         try:
             heard = self.transport.meet(Key(kind, 0, self._calls), headers, lambda key: self._follow(key, kind))
         except PeerLost as error:
@@ -298,8 +301,11 @@ class Fleet:
                 f"a peer has gone on to {key}, but this worker {why}: every worker must take the same number of steps",
                 row=key.row, round=key.round, step=self.steps,
             )  # fmt: skip
+        every = row.sync.every
+        while row.flights and every.landing_step(row.flights[0].number) <= every.launch_step(key.round):
+            row.land()  # before the launch, as the peer has done
         row.launch()
-        if row.sync.every.delay == 0:
+        if every.delay == 0:
             while row.flights:
                 row.land()
 
@@ -309,9 +315,9 @@ class Fleet:
         """Named tensors to evaluate and export, the same on every worker. Collective.
 
         The shared outer copy where the method has one, the mean of the workers' parameters elsewhere (for decoupled
-        momentum's "paper" and "mean" worker 0's), and the mean of BatchNorm's statistics. Free when a shared copy is
-        all it takes, or when the parameters are equal since the last landing. The tensors are sharded as those of
-        `model.state_dict()` are, and load back into the model as they are.
+        momentum's "paper" and "mean" worker 0's), and the mean of BatchNorm's statistics. Nothing but a header travels
+        when a shared copy is all it takes, or when the parameters are equal since the last landing. The tensors are
+        sharded as those of `model.state_dict()` are, and load back into the model as they are.
         """
         return Agreement(self).tensors()
 

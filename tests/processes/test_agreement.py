@@ -150,6 +150,26 @@ def test_a_compiled_and_a_plain_worker_train_together(cluster: Cluster) -> None:
     assert names == others == [name for name, _ in small_model().named_parameters()]
 
 
+def asked_after_every_batch(rank: int, method: tw.Method) -> list[dict[str, torch.Tensor]]:
+    """Worker 1 skips a batch, as a GradScaler does, and is a step behind from then on."""
+    fleet = tw.Fleet(replicas(1, sgd), method, tw.Group())
+    agreed = []
+    for number in range(9):
+        if rank == 0 or number != 2:
+            train(fleet, 1, first_worker=rank)
+        agreed.append(fleet.consensus())
+    return agreed
+
+
+@pytest.mark.parametrize(
+    "method", [tw.diloco(3), tw.carry_diloco(3), tw.sparseloco(3), tw.eager_diloco(3)], ids=lambda m: m.name
+)
+def test_workers_a_step_apart_hear_the_same_consensus(cluster: Cluster, method: tw.Method) -> None:
+    first, second = cluster.run(asked_after_every_batch, 2, method)
+    for mine, theirs in zip(first, second, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def perturbed_copy(rank: int) -> tuple[list, dict[str, int]]:
     """As if one worker's GPU decoded to other bits: its shared copy is off by one unit in the last place."""
     fleet = tw.Fleet(replicas(1), tw.sparseloco(2), tw.Group())
