@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from .site import Site, meet_at, ranks_of, site_of_group
 from .transport import Exchange, Key, Order, PeerLost, Transport, add_in_order
 
 CHUNK = 16 << 20  # bytes of one collective: large enough for full speed, small enough to pipeline
+_opened: WeakSet[Group] = WeakSet()
 _PACE = 0.05  # seconds of line time that one chunk may take when the rate is limited
 
 
@@ -84,6 +87,7 @@ class Group(Transport):
         self._header_length = header_length
         size = header_length * max(self.hosted)
         self._conversation = Conversation(self._gather_headers, board, size, self.notify)
+        _opened.add(self)
 
     def share_line(self, processes: int) -> None:
         self.rate = self.rate / processes if self.rate is not None else None
@@ -295,6 +299,16 @@ class Group(Transport):
 
     def _wait(self, work: Any, key: Key) -> None:
         self._conversation.wait(work, key)
+
+
+@atexit.register
+def _close() -> None:
+    """While Python still runs: a gloo thread that lets go of a tensor after that would abort the process.
+
+    Connections on which somebody is still waited for stay as they are, since closing them would wait too.
+    """
+    for group in [group for group in _opened if group.idle()]:
+        group._control = group._data = group._back = None
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import thinwire as tw
 from tests.cluster import FORKS, Cluster, free_port
 from tests.toy import replicas, sgd, train
-from thinwire import conversation
+from thinwire import conversation, group
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -84,3 +84,17 @@ def test_a_call_that_the_others_do_not_make_is_named_and_is_no_round(cluster: Cl
     first, second = cluster.run(asking_alone, 2)
     assert first[0].startswith("consensus(): worker 1 waits at finish()") and first[1:] == (None, None, (1,))
     assert second[0].startswith("finish(): worker 0 waits at consensus()") and second[1:] == (None, None, (0,))
+
+
+def closed_at_exit(rank: int) -> bool:
+    transport = tw.Group()
+    fleet = tw.Fleet(replicas(1, sgd), tw.local_sgd(2), transport)
+    train(fleet, 3)
+    fleet.finish()
+    group._close()
+    return transport._control is None and transport._data is None
+
+
+def test_connections_are_closed_before_python_ends(cluster: Cluster) -> None:
+    """A gloo thread that lets go of a tensor when Python has ended aborts the process."""
+    assert cluster.run(closed_at_exit, 2) == [True, True]

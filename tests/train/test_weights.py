@@ -23,7 +23,7 @@ def trained_on(resumed: bool) -> list[list[float]]:
         if step and resumed:
             state = weights.optimizer_state(optimizer)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-            weights.load_optimizer(optimizer, state)
+            weights.load_optimizers([optimizer], [state])
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
