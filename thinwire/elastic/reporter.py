@@ -105,12 +105,16 @@ class Reporter:
             return self._peers.get(worker, {}).get(fact)
 
     def word(self) -> str:
-        """The word that the coordinator chose when it started: after a restart it is another. Asked for when stale."""
-        if time.monotonic() - self._answered < 1.5 * EVERY:
-            return self.known_word
+        """The word that the coordinator chose when it started: after a restart, which may be quick, it is another.
+
+        While it is away, the one that it had a moment ago.
+        """
         line = Line(self._host, self._port + 1, self._secret)
         try:
             self.known_word = line._hello()
+        except FAILURES:
+            if time.monotonic() - self._answered > 1.5 * EVERY:
+                raise
         finally:
             line.close()
         return self.known_word
