@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
+import random
 import socket
 import traceback
 from collections.abc import Callable
@@ -21,9 +22,20 @@ FORKS.set_forkserver_preload(["thinwire", "torch.distributed.fsdp", "tests.clust
 
 
 def free_port() -> int:
+    """The first of four free ports in a row, below those that the system gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 29_000, 4)
+        if all(_is_free(port + i) for i in range(4)):
+            return port
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class Cluster:

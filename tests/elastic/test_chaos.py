@@ -17,25 +17,13 @@ import pytest
 pytest.importorskip("torchft")
 
 from bench.netns import Network
+from tests.cluster import free_port
 from tests.elastic.pack import ROOT, Line, Member
 from thinwire.elastic.coordinator import Coordinator
 
 pytestmark = pytest.mark.xdist_group("chaos")
 STEPS = 4000  # more than any test takes: the fleet is ended, not awaited
 Start = Callable[..., Member]
-
-
-def free_port() -> int:
-    """A port whose next one is free too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-                return port
-            except (OSError, OverflowError):
-                continue
 
 
 @pytest.fixture
