@@ -186,11 +186,12 @@ worker 0's copy, and the mean of its workers is far worse.
 **Speed.** A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two
 workers, .41 with four, .39 at 124M parameters, on loopback. Rounds made one after the other (`bench/overhead.py`) do
 not reach it with 10 and 100 tensors against torchft without buckets, where .6 is what the bytes moved through memory
-allow at best (`bench/README.md`); with 1,000 tensors they take a quarter. torchft's streaming does as well as ours on
-loopback in the median, or better. torch's DDP is faster than `tw.ddp`, since it meets during the backward pass. DCT +
-top-k, encoded and merged, takes 35 to 38 times less time on a GPU than the per-tensor approach in the same run, which
-is bound by its launches, and so by the host; on two cores 3.3 and 2.3 times less, and in another run on the idle
-machine 4.3 and 2.8.
+allow at best (`bench/README.md`); with 1,000 tensors they take a quarter. Our streaming takes .51 of torchft's with
+two workers and .97 with four, since it mixes in place (`peers_loopback_streaming`; the tables before that say .65,
+1.35 and, at 124M, 1.26). torch's DDP is faster than `tw.ddp`, since it meets during the backward pass. DCT + top-k,
+encoded and merged, takes 35 to 38 times less time on a GPU than the per-tensor approach in the same run, which is
+bound by its launches, and so by the host; on two cores 3.3 and 2.3 times less, and in another run on the idle machine
+4.3 and 2.8.
 """
 
 
