@@ -130,6 +130,14 @@ def test_complex_parameters_are_refused() -> None:
         tw.Replica(model, sgd(model.parameters()))
 
 
+def test_two_parameters_of_one_clean_name_are_refused() -> None:
+    """One of them would be left out: wrappers' parts of a name are taken off."""
+    model = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2), "base_model": torch.nn.ModuleDict()})
+    model["base_model"]["model"] = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2)})
+    with pytest.raises(ValueError, match="same name"):
+        tw.Replica(model, sgd(model.parameters()))
+
+
 def test_a_switch_that_cannot_be_changes_nothing() -> None:
     fleet, straight = (fleet_of(tw.local_sgd(3), 2) for _ in range(2))
     train(fleet, 4)
@@ -155,3 +163,18 @@ def test_drained_moments_are_as_if_averaged_at_launch() -> None:
     fleet.drain()
     first, second = ([s["exp_avg"] for s in r.optimizers[0].state.values()] for r in fleet.replicas)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(first, second, strict=True))
+
+
+def test_what_a_lost_message_held_is_owed_once() -> None:
+    """Eager owes the whole message, the residual that went into it included."""
+    row = tw.Sync(tw.params, tw.Every(2, delay=2), tw.Eager(tw.Nesterov(0.4, 0.9)), tw.TopK(5, 16), feedback=1.0)
+    method = tw.table("eager", row, every=2)
+    residuals = []
+    for lost in (0, 2):
+        fleet = fleet_of(method, 2, sgd)
+        fleet.transport = tw.Local(lose=lambda row, number, lost=lost: number == lost)
+        train(fleet, 6)  # the second round lands at step 6
+        residual = fleet.rows[0].lanes[0].state["residual"]
+        assert residual is not None
+        residuals.append(float(residual.abs().sum()))
+    assert residuals[0] > 0 and residuals[1] == 0

@@ -674,6 +674,10 @@ def test_demo_needs_plain_sgd(optimizer: Any) -> None:
         lambda: tw.Sync(tw.params, tw.Every(8, delay=1), tw.Overwrite()),
         lambda: tw.Sync(tw.buffers, tw.Every(8, delay=1), tw.Overwrite()),
         lambda: tw.Group(max_rate=-5),
+        lambda: tw.Nesterov(-1.0, 0.9),
+        lambda: tw.Nesterov(0.7, 1.5),
+        lambda: tw.Sync(tw.grads, tw.Every(1), tw.Outer(tw.Nesterov(0.7, 0.9))),
+        lambda: tw.Sync(tw.params, tw.Every(1), tw.Sign()),
         lambda: tw.Sync(tw.params, tw.Every(8), tw.Average),  # type: ignore[arg-type]
         lambda: tw.Sync("params", tw.Every(8), tw.Average()),  # type: ignore[arg-type]
     ],
