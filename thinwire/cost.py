@@ -13,7 +13,7 @@ from .header import header_length
 from .live import Live
 from .replica import Replica
 from .schedule import Every
-from .table import Method, Sync
+from .table import Method, Sync, a_method
 
 FLOAT = 4
 
@@ -124,11 +124,12 @@ def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) 
     >>> tw.cost(tw.desloc(every=256), nn.Linear(100, 10), workers=4).bytes_per_step
     23.67...
     """
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+    if type(workers) is not int or workers < 1:
+        raise ValueError(f"workers must be a whole number, at least 1, not {workers!r}")
     replica = Replica(model, optimizer if optimizer is not None else [])
     replica.is_whole = True  # a message is of unsharded tensors, however many processes hold them
-    rows = [(str(row), row, Live(row.view, replica, row.codec.align)) for row in method.resolved(replica).rows]
+    table = a_method(method).resolved(replica).rows
+    rows = [(str(row), row, Live(row.view, replica, row.codec.align)) for row in table]
     header = header_length(replica.most_tensors)
     return Cost(tuple(_price(text, row, live, workers, header) for text, row, live in rows if live.names))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from .lead import led
 from .live import Live, Spare
 from .replica import Replica, local, moment
 from .row import Row
-from .table import Method
+from .table import Method, a_method
 from .transport import Key, Local, Newcomers, PeerLost, Transport
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -66,10 +66,10 @@ class Fleet:
         offload: bool = False,
         clip: float | None = None,
     ) -> None:
-        if not replicas:
-            raise ValueError("a fleet needs at least one replica")
-        self.replicas = list(replicas)
-        self.transport = transport or _default_transport()
+        self.replicas = _replicas(replicas)
+        self.transport = _default_transport() if transport is None else transport
+        if not isinstance(self.transport, Transport):
+            raise ValueError(f"a transport is such as tw.Local() or tw.Group(), not {transport!r}")
         self.offload, self.clip = offload, clip
         self.steps = self.steps_begun = 0
         self.bytes_sent = self.wire_sent = self.wire_received = 0
@@ -82,7 +82,7 @@ class Fleet:
         self._set_method(method)
 
     def _set_method(self, method: Method) -> None:
-        self.method = _a_method(method).resolved(self.replicas[0])
+        self.method = a_method(method).resolved(self.replicas[0])
         self._build_rows()
         if not any(row.names for row in self.rows):
             raise ValueError(f"{method.name} finds nothing to synchronise in this model")
@@ -386,7 +386,7 @@ class Fleet:
         """Go on with another method: drain, take the consensus, start new outer state. Collective."""
         if self.transport.elastic:
             raise ValueError("an elastic fleet keeps its method, or newcomers would not know it: stop, and start anew")
-        self._rows_of(_a_method(method).resolved(self.replicas[0]))  # what cannot be is said before anything changes
+        self._rows_of(a_method(method).resolved(self.replicas[0]))  # what cannot be is said before anything changes
         agreed = self._drained_consensus()
         for replica in self.replicas:
             self._swap_in(replica, agreed)
@@ -471,10 +471,11 @@ class _Newcomers(Newcomers):
         return start.facts(self.fleet)
 
 
-def _a_method(value: Any) -> Method:
-    if not isinstance(value, Method):
-        raise ValueError(f"a method is made by a call such as tw.diloco(every=32), not {value!r}")
-    return value
+def _replicas(given: Any) -> list[Replica]:
+    found = list(given) if isinstance(given, Iterable) else []
+    if not found or not all(isinstance(each, Replica) for each in found):
+        raise ValueError(f"a fleet needs a list of tw.Replica(model, optimizer), at least one, not {given!r}")
+    return found
 
 
 def _default_transport() -> Transport:

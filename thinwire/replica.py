@@ -91,11 +91,17 @@ def part(like: Tensor, full: Tensor) -> Tensor:
 
 def _unwrap_optimizer(optimizer: Any) -> Optimizer:
     """Accelerate's and Fabric's optimizers hold the real one."""
-    while isinstance(inner := vars(optimizer).get("optimizer", vars(optimizer).get("_optimizer")), Optimizer):
+    while (inner := _held_by(optimizer)) is not None:
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"expected a torch optimizer, or a list of them, not {type(optimizer).__name__}")
     return optimizer
+
+
+def _held_by(optimizer: Any) -> Optimizer | None:
+    held = getattr(optimizer, "__dict__", {})
+    inner = held.get("optimizer", held.get("_optimizer"))
+    return inner if isinstance(inner, Optimizer) else None
 
 
 class Replica:
@@ -115,6 +121,8 @@ class Replica:
     is_whole: bool = False  # messages are of unsharded tensors
 
     def __init__(self, model: nn.Module, optimizer: Any, weight: float = 1, inside: Any = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"a replica needs a torch.nn.Module, not {type(model).__name__}")
         self.model = model
         self.module = unwrap(model)
         self.copies = inside.get_group() if isinstance(inside, DeviceMesh) else inside or _copies_of(model)

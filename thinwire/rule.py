@@ -113,8 +113,7 @@ class Nesterov:
     momentum: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.lr < math.inf and 0 <= self.momentum < 1):
-            raise ValueError(f"an outer step needs 0 <= lr and 0 <= momentum < 1, not {self.lr} and {self.momentum}")
+        _check_step("an outer step", self.lr, "momentum", self.momentum)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -323,6 +322,9 @@ class Outer(Rule):
     keeps_rest = False
     overlaps = True
 
+    def __post_init__(self) -> None:
+        check_fraction("mix", self.mix)
+
     def init(self, x: Live, scope: Scope) -> State:
         return {"anchor": x.read(), **{slot: x.layout.zeros(x.device) for slot in self.step.slots}}
 
@@ -492,6 +494,9 @@ class SharedMomentum(Rule):
     decay: float
     agreement = "first"
 
+    def __post_init__(self) -> None:
+        _check_step("a shared momentum", self.lr, "decay", self.decay)
+
     def shared_copy(self, state: State) -> Tensor | None:
         return None  # each worker has its own anchor
 
@@ -590,6 +595,18 @@ class Reset(Rule):
 
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
         x.restart_states()
+
+
+def _check_step(what: str, lr: float, name: str, momentum: float) -> None:
+    numbers = isinstance(lr, (int, float)) and isinstance(momentum, (int, float))
+    if not (numbers and 0 <= lr < math.inf and 0 <= momentum < 1):
+        raise ValueError(f"{what} needs 0 <= lr and 0 <= {name} < 1, not {lr!r} and {momentum!r}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse what is no number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
 
 
 def check_delay(rule: Rule, when: Every) -> None:

@@ -123,6 +123,8 @@ def load(fleet: Fleet, saved: dict[str, Any]) -> None:
 
 
 def _check(fleet: Fleet, saved: dict[str, Any]) -> None:
+    if not isinstance(saved, dict):
+        raise ValueError(f"a state is what fleet.state_dict() gives, not {saved!r}")
     if saved.get("format") != FORMAT:
         raise ValueError(f"this state has format {saved.get('format')}, thinwire reads format {FORMAT}")
     if saved["method"] != str(fleet.method):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .codec.base import Codec
 from .codec.dense import Float32
 from .live import Live
 from .replica import Replica, View
-from .rule import Rule, Scope, check_delay, check_pairing
+from .rule import Rule, Scope, check_delay, check_fraction, check_pairing
 from .schedule import Every
 
 NO_OPTIMIZER = 'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
@@ -61,6 +62,8 @@ class Sync:
         ):
             if not isinstance(value := getattr(self, what), kind):
                 raise ValueError(f"the {what} of a row must be such as {example}, not {value!r}")
+        if self.feedback is not None:
+            check_fraction("feedback", self.feedback)
         check_pairing(self.rule, self.view.kind, self.view.states, self.codec.coarse, self.feedback, self.when.delay)
         if isinstance(self.when, Every):
             check_delay(self.rule, self.when)
@@ -109,3 +112,10 @@ class Method:
         return "\n".join(
             [f"{self.name}: {len(self.rows)} rows (what | when | how it is applied | how it is written)", *table]
         )
+
+
+def a_method(value: Any) -> Method:
+    """It, or a line on what a method is."""
+    if not isinstance(value, Method):
+        raise ValueError(f"a method is made by a call such as tw.diloco(every=32), not {value!r}")
+    return value

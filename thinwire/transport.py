@@ -189,6 +189,8 @@ class Local(Transport):
     survives = True
 
     def __init__(self, lose: Callable[[int, int], bool] | None = None) -> None:
+        if not (lose is None or callable(lose)):
+            raise ValueError(f"lose must be a function of row and round number, not {lose!r}")
         self.lose = lose
 
     def open(self, hosted: int, header_length: int) -> None:
