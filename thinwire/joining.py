@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .replica import Replica
-from .row import Lane, Row
+from .row import Row
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -92,9 +92,5 @@ def _load_row(row: Row, saved: dict[str, Any]) -> None:
     }
     if "residual" in state:
         state["residual"] = row.layout.zeros(lane.live.device)
-    lane.state = _placed(lane, state)
+    lane.keep(state)
     lane.landed, lane.unwell = lane.weighed, False
-
-
-def _placed(lane: Lane, state: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    return {name: lane._put_back(name, value) for name, value in state.items()} if lane.offload else state

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from .codec.base import Layout, Part, Weight, divide_by_weights
 from .cost import exchange_kind, wire_bytes
+from .flight import Answer, Flight, Lane, Sent
 from .header import Header, checksum
 from .live import Live
 from .replica import Replica, View, params
@@ -27,90 +27,6 @@ if TYPE_CHECKING:
     from .fleet import Fleet
 
 USUAL = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-
-
-@dataclass
-class Lane:
-    """One hosted replica's side of a row.
-
-    `weighed` sums the replica's weight over all steps, `landed` is where it stood at the last landed launch.
-    `unwell`: its tensors were cleared, so the next round leaves it out and it takes the answer outright.
-    `parameters`: those that the row's signs move alike on every worker, and that must therefore stay equal.
-    """
-
-    live: Live
-    parameters: Live | None = None
-    state: State = field(default_factory=dict)
-    weighed: float = 0.0
-    landed: float = 0.0
-    unwell: bool = False
-    offload: bool = False
-
-    @contextmanager
-    def borrowed(self, write: bool = True) -> Iterator[State]:
-        """The state on the device of the tensors; with offload it is fetched, and put back if it may have changed."""
-        if not self.offload:
-            yield self.state
-            return
-        near: State = {k: v if v is None else v.to(self.live.device, non_blocking=True) for k, v in self.state.items()}
-        yield near
-        if write:
-            self.state = {name: self._put_back(name, value) for name, value in near.items()}
-            torch.cuda.current_stream(self.live.device).synchronize()
-
-    def _put_back(self, name: str, value: Tensor | None) -> Tensor | None:
-        if value is None:
-            return None
-        far = self.state.get(name)
-        if far is None:
-            far = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        return far.copy_(value, non_blocking=True)
-
-
-@dataclass
-class Sent:
-    """What one replica put into a round, kept until the answer lands."""
-
-    own: Tensor | None
-    rest: Tensor | None
-    kept: Tensor | None
-    sick: bool
-    weighed: float
-    present: list[bool]
-
-
-@dataclass
-class Answer:
-    """A round's answer before it is applied; `shares` are the hosted workers' fractions of the weight.
-
-    `total` is to be divided by `divisor`; `headers` are kept for the statistics of the round.
-    """
-
-    total: Tensor
-    shares: list[float]
-    held: list[bool] | None
-    unequal: bool = False
-    divisor: float = 1.0
-    headers: list[Header] | None = None
-
-    def mean(self) -> Tensor:
-        if self.divisor != 1:
-            self.total.div_(self.divisor)
-            self.divisor = 1.0
-        return self.total
-
-
-@dataclass
-class Flight:
-    """A round under way."""
-
-    number: int
-    sent: list[Sent]
-    exchange: Exchange | None
-    started: float
-    answer: Answer | None = None
-    lost: PeerLost | None = None
-    arrived: float | None = None
 
 
 class Row:
@@ -157,7 +73,7 @@ class Row:
             state = self.sync.rule.init(lane.live, self.scope)
             if self.sync.feedback is not None and not self.sync.codec.lossless:
                 state["residual"] = self.layout.zeros(lane.live.device)
-            lane.state = {name: lane._put_back(name, value) for name, value in state.items()} if lane.offload else state
+            lane.keep(state)
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .flight import Answer, Flight, Lane, Sent
 from .lead import led
-from .row import Answer, Flight, Lane, Row, Sent, _AllSick
+from .row import Row, _AllSick
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -160,10 +161,9 @@ def _load_row(row: Row, lane: Lane, index: int, saved: dict[str, Any]) -> None:
     lane.weighed, lane.landed = float(saved["weighed"]), float(saved["weight_landed"])
     lane.unwell = bool(saved["unwell"])
     empty = saved["empty"].split(",")
-    state = {name: None if name in empty else value.to(lane.live.device) for name, value in saved["state"].items()}
-    lane.state = {name: lane._put_back(name, value) for name, value in state.items()} if lane.offload else {
-        name: value if value is None else value.clone() for name, value in state.items()
-    }  # fmt: skip
+    device = lane.live.device
+    kept = {name: None if name in empty else value.to(device, copy=True) for name, value in saved["state"].items()}
+    lane.keep(kept)
     slots = [saved[f"flight{i}"] for i in range(row.sync.every.in_flight)]
     flying = [slot for slot in slots if slot["number"]]
     if index == 0:
