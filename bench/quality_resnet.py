@@ -1,6 +1,7 @@
 """A ResNet-20 on Fashion-MNIST at equal images: decoupled momentum against DiLoCo, M replicas in one process.
 
     python bench/quality_resnet.py --data data/fashion --out bench/results/resnet_fashion.json
+    python bench/quality_resnet.py --blocks 1 --images 128 --steps 1536 --parallel 2 --out small.json  # for a CPU
 
 The folder holds the four idx files (.gz) of the Debian package dataset-fashion-mnist. Runs share the device, several
 at a time, and the file is written again after each: what a time limit cuts off is only missing.
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 
-IMAGES, RATE, WEIGHT_DECAY = 256, 2e-3, 0.05  # images a step over all workers; of AdamW
+RATE, WEIGHT_DECAY = 2e-3, 0.05  # of AdamW
 METHODS = {
     "ddp": tw.ddp(),
     "diloco 128": tw.diloco(128),
@@ -56,6 +57,7 @@ class Block(nn.Module):
 
 
 def resnet(seed: int, widths: tuple[int, ...] = (16, 32, 64), blocks: int = 3) -> nn.Module:
+    """ResNet-20 with 3 blocks a stage, ResNet-8 with one."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Conv2d(1, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
     inputs = widths[0]
@@ -107,16 +109,19 @@ def rate_at(step: int, steps: int) -> float:
     return RATE * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def train(method: tw.Method, workers: int, steps: int, seed: int, data: Data, base: nn.Module) -> dict[str, Any]:
+def train(
+    method: tw.Method, workers: int, steps: int, count: int, seed: int, data: Data, base: nn.Module
+) -> dict[str, Any]:
+    """`count` images a step over all workers."""
     images, labels, held, answers = data
     models = [copy.deepcopy(base).to(images.device) for _ in range(workers)]
     inner = [
         torch.optim.AdamW(m.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY, fused=images.is_cuda) for m in models
     ]
     fleet = tw.Fleet([tw.Replica(*pair) for pair in zip(models, inner, strict=True)], method, tw.Local())
-    gradients = ImageGradients(models, images, labels, IMAGES // workers)
+    gradients = ImageGradients(models, images, labels, count // workers)
     generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(labels), (steps, IMAGES), generator=generator).to(images.device)
+    picks = torch.randint(len(labels), (steps, count), generator=generator).to(images.device)
     began, losses = time.monotonic(), torch.zeros(workers)
     for step in range(steps):
         for group in (group for optimizer in inner for group in optimizer.param_groups):
@@ -133,7 +138,8 @@ def one_run(name: str, workers: int, seed: int, args: argparse.Namespace) -> dic
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     data = read_images(args.data, args.device)
-    found = train(METHODS[name], workers, args.steps, seed, data, resnet(seed))
+    base = resnet(seed, blocks=args.blocks)
+    found = train(METHODS[name], workers, args.steps, args.images, seed, data, base)
     return {"method": name, "workers": workers, "seed": seed, **found}
 
 
@@ -142,14 +148,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data/fashion"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=2048)
+    parser.add_argument("--images", type=int, default=256, help="a step, over all workers")
+    parser.add_argument("--blocks", type=int, default=3, help="of each of the three stages")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--parallel", type=int, default=6)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     started, runs = machine(), []
-    facts = {"steps": args.steps, "images": IMAGES, "lr": RATE, "torch": torch.__version__}
+    facts = {"steps": args.steps, "images": args.images, "lr": RATE, "torch": torch.__version__}
     facts |= {"device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu"}
-    facts |= {"parameters": sum(p.numel() for p in resnet(0).parameters())}
+    facts |= {"parameters": sum(p.numel() for p in resnet(0, blocks=args.blocks).parameters())}
     with ProcessPoolExecutor(args.parallel, get_context("spawn")) as pool:
         wanted = [(name, workers, seed) for seed in args.seeds for workers in (8, 4, 2) for name in METHODS]
         for future in as_completed([pool.submit(one_run, *run, args) for run in wanted]):

@@ -47,9 +47,8 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["consensus", "mean", "paper"])
-def test_every_variant_takes_a_round(variant: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality_resnet, "IMAGES", 8)
+def test_every_variant_takes_a_round(variant: str, folder: Path) -> None:
     base = quality_resnet.resnet(0, widths=(4, 8), blocks=1)
     method = tw.decoupled_momentum(2, variant=variant)  # type: ignore[arg-type]
-    found = quality_resnet.train(method, 2, 4, 0, quality_resnet.read_images(folder, "cpu"), base)
+    found = quality_resnet.train(method, 2, 4, 8, 0, quality_resnet.read_images(folder, "cpu"), base)
     assert found["bytes_sent"] > 0 and math.isfinite(found["loss"]) and 0 <= found["accuracy"] <= 1
