@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from .calls import apart
+from .header import Header
 from .live import Live
 from .replica import Replica, local, model, sharded_as
+from .transport import Key, PeerLost
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -60,7 +63,7 @@ class Agreement:
         if not rows or self.fleet.transport.elastic:
             return True
         place = hash(tuple(row.landed for row in rows)) % 2**62
-        return len({header.checksum for header in self.fleet._meet("consensus", place=place)}) == 1
+        return len({header.checksum for header in meet(self.fleet, "consensus", place=place)}) == 1
 
     def _anchor(self, row: Row) -> dict[str, Tensor]:
         with row.lanes[0].borrowed(write=False) as state:
@@ -72,7 +75,7 @@ class Agreement:
         """Worker 0's outer copy; at the end, its parameters."""
         if not names:
             return {}
-        self.fleet._meet("consensus")
+        meet(self.fleet, "consensus")
         lives = self._lives(names)
         buffers = [self._flat(live, lane, copies=not self.finished) for lane, live in enumerate(lives)]
         first = self.fleet.transport.broadcast(buffers, 0)
@@ -81,12 +84,13 @@ class Agreement:
     def _mean(self, names: list[str]) -> dict[str, Tensor]:
         if not names:
             return {}
-        headers = self.fleet._meet("consensus", equal=self._equal(names))
+        headers = meet(self.fleet, "consensus", equal=self._equal(names))
         lives = self._lives(names)
         if all(header.equal for header in headers) and self._bits_agree(lives):
             return self._present(names)
         total = self._mean_of_healthy([live.read() for live in lives])
-        moved = 2 * (self.fleet.workers - 1) * total.nbytes // self.fleet.workers
+        whole = self.fleet.island.total(total.nbytes)
+        moved = 2 * (self.fleet.workers - 1) * whole // self.fleet.workers
         self.fleet.wire_sent += moved
         self.fleet.wire_received += moved
         return self._named(lives[0].names, lives[0].layout.views(total))
@@ -107,12 +111,12 @@ class Agreement:
     def _equal(self, names: list[str]) -> bool:
         """Whether nothing has moved since these tensors were made the same on all workers."""
         equal = {name for row in self._rows() if row.equal_at == self.fleet.steps for name in row.names}
-        equal |= {name for row in self.fleet._gradient_rows() for name in row.names}  # see _bits_agree
+        equal |= {name for row in self.fleet.gradient_rows() for name in row.names}  # see _bits_agree
         return equal.issuperset(names)
 
     def _bits_agree(self, lives: list[Live]) -> bool:
         """Equal gradients do not make equal steps where optimizer states differ, as they may after a switch."""
-        if not self.fleet._gradient_rows():
+        if not self.fleet.gradient_rows():
             return True
         sums = [str(live.checksum(live.read())).encode() for live in lives]
         return len(set(self.fleet.transport.talk(sums))) == 1
@@ -148,3 +152,48 @@ class Agreement:
         table = model.table(replica)
         entries = [(name, table[name], value) for name, value in zip(names, values, strict=True)]
         return {name: sharded_as(entry, value.to(entry.dtype, copy=copy)) for name, entry, value in entries}
+
+
+@apart
+def swap_in(replica: Replica, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put these values into the model; what they replace."""
+    live = Agreement.live_tensors(replica)
+    before = {name: live[name].clone() for name in tensors}
+    for name, tensor in tensors.items():
+        live[name].copy_(local(tensor))
+    return before
+
+
+def meet(fleet: Fleet, kind: str, equal: bool = False, place: int = 0) -> list[Header]:
+    """Wait for every worker to make this call; a round that a peer has already launched is launched here first.
+
+    `place` is a number to compare.
+    """
+    if not fleet._begun:
+        fleet._begin()
+    fleet.calls += 1
+    headers = [Header(equal=equal, checksum=place).pack(fleet.header_length) for _ in fleet.replicas]
+    try:
+        heard = fleet.transport.meet(Key(kind, 0, fleet.calls), headers, lambda key: _follow(fleet, key, kind))
+    except PeerLost as error:
+        error.step = fleet.steps
+        raise
+    return [Header.unpack(blob, 0) for blob in heard]
+
+
+def _follow(fleet: Fleet, key: Key, kind: str) -> None:
+    row = fleet.rows[key.row]
+    if key.round != row.launched + 1 or fleet.steps <= row.sync.every.launch_step(row.launched):
+        why = f"called {kind}() after step {fleet.steps}"
+        fleet.transport.leave("finished: it " + why)
+        raise PeerLost(
+            f"a peer has gone on to {key}, but this worker {why}: every worker must take the same number of steps",
+            row=key.row, round=key.round, step=fleet.steps,
+        )  # fmt: skip
+    every = row.sync.every
+    while row.flights and every.landing_step(row.flights[0].number) <= every.launch_step(key.round):
+        row.land()  # before the launch, as the peer has done
+    row.launch()
+    if every.delay == 0:
+        while row.flights:
+            row.land()

@@ -57,6 +57,8 @@ class Hooks:
         self.gradients: list[Callable[[], Tensor | None]] = []  # one of each optimizer's when the step began
 
     def register(self) -> None:
+        if any(isinstance(getattr(hook, "__self__", None), Hooks) for o in self.optimizers for hook in _hooks_of(o)):
+            raise ValueError("this optimizer is attached to a fleet already: call its fleet.detach() first")
         for optimizer in self.optimizers:
             self.fleet._hooks.append(optimizer.register_step_pre_hook(self.before))
             self.fleet._hooks.append(optimizer.register_step_post_hook(self.after))
@@ -92,6 +94,10 @@ class Hooks:
     def _end(self) -> None:
         self.stepped.clear()
         self.fleet.after_step()
+
+
+def _hooks_of(optimizer: Optimizer) -> list[Any]:
+    return list(optimizer._optimizer_step_pre_hooks.values())
 
 
 def _first_gradient(optimizer: Optimizer) -> Callable[[], Tensor | None]:

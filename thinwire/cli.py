@@ -201,8 +201,8 @@ def report(
 
 
 def main() -> None:
-    """Run the command line; bad input is one line on stderr and exit status 2."""
-    from thinwire.train.errors import UserError
+    """Run the command line; bad input is one line on stderr and exit status 2, a file that cannot be used 1."""
+    from thinwire.train.errors import UserError, file_line
 
     if len(sys.argv) == 1:
         sys.argv.append("--help")
@@ -214,6 +214,8 @@ def main() -> None:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
         sys.exit(_complain(str(error), 2))
+    except OSError as error:
+        sys.exit(_complain(file_line(error), 1))
     except ModuleNotFoundError as error:
         if error.name in EXTRA:
             sys.exit(_complain(f"{error.name} is not installed: pip install 'thinwire[train]'", 1))

@@ -89,7 +89,7 @@ class Conversation:
 
     def _post(self, key: Key, headers: bytes, step: int) -> None:
         blob = pack(key, step) + headers
-        tensor = torch.zeros(_PREFIX + self.size, dtype=torch.uint8)
+        tensor = torch.zeros(_PREFIX + self.size, dtype=torch.uint8, device="cpu")
         tensor[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
         self.posts += 1
         self.board.mark(self.posts)
@@ -125,12 +125,13 @@ class Conversation:
         """Wait for a collective; say so when it is slow, give up when a peer is lost."""
         started, reported = time.monotonic(), False
         while True:
+            ended = work.is_completed()  # asked first: what ends between a vain wait and the question has not failed
             try:
                 work.wait(_TICK)
                 return
             except RuntimeError as error:
                 waited = time.monotonic() - started
-                if work.is_completed() or self._failed() or waited > self.board.timeout:
+                if ended or self._failed() or waited > self.board.timeout:
                     raise self.lost(key, error) from error
             if header:
                 self._refuse_the_done(key)

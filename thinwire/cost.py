@@ -76,6 +76,7 @@ class Cost:
 
     def bytes(self, steps: int) -> int:
         """What `fleet.bytes_sent` will be after so many steps."""
+        _check_steps(steps)
         return sum(row.bytes * row.when.rounds_due(steps) for row in self.rows)
 
     @property
@@ -85,6 +86,7 @@ class Cost:
 
     def wire(self, steps: int) -> tuple[int, int]:
         """What one worker will have sent and received after so many steps."""
+        _check_steps(steps)
         rounds = [row.when.rounds_due(steps) for row in self.rows]
         sent = sum(row.sent * n for row, n in zip(self.rows, rounds, strict=True))
         return sent, sum(row.received * n for row, n in zip(self.rows, rounds, strict=True))
@@ -111,6 +113,11 @@ class Cost:
         busy = [row for row in self.rows if _moves(row, step)]
         own = [(row.flying if not row.when.delay else 0) + row.working + (row.state if offload else 0) for row in busy]
         return flying + max(own, default=0)
+
+
+def _check_steps(steps: int) -> None:
+    if not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps must be a whole number, at least 0, not {steps!r}")
 
 
 def cost(method: Method, model: nn.Module, workers: int, optimizer: Any = None) -> Cost:

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import joining, saving, start
-from .agreement import Agreement
+from . import ending, joining, saving, start
+from .agreement import Agreement, swap_in
+from .calls import apart, lasting, led
 from .clock import Clock
 from .events import Events
 from .group import Group
-from .header import Header, header_length
+from .header import header_length
 from .island import Island
-from .lead import led
-from .live import Live, Spare
-from .replica import Replica, local, moment
+from .live import Spare
+from .replica import Replica
 from .row import Row
 from .table import Method, a_method
-from .transport import Key, Local, Newcomers, PeerLost, Transport
-
-Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-def apart(call: Call) -> Call:
-    """Without gradients; and what is made inside `torch.inference_mode` lasts, and may be changed after it."""
-
-    @wraps(call)
-    def made(*args: Any, **options: Any) -> Any:
-        with torch.inference_mode(False), torch.no_grad():
-            return call(*args, **options)
-
-    return made  # type: ignore[return-value]
+from .transport import Local, PeerLost, Transport
 
 
 class Fleet:
@@ -70,27 +56,27 @@ class Fleet:
         self.transport = _default_transport() if transport is None else transport
         if not isinstance(self.transport, Transport):
             raise ValueError(f"a transport is such as tw.Local() or tw.Group(), not {transport!r}")
-        self.offload, self.clip = offload, clip
+        self.offload, self.clip = offload, _limit(clip)
         self.steps = self.steps_begun = 0
         self.bytes_sent = self.wire_sent = self.wire_received = 0
         self.events, self.clock, self.spare = Events(), Clock(), Spare()
         self.header_length = header_length(self.replicas[0].most_tensors)
         self.island = Island(self.replicas)
         self.loaded = self._opened = self._begun = False
-        self._calls = 0
+        self.calls = self.evaluations = 0  # meetings outside of rounds so far; blocks of `evaluating` open now
         self._hooks: list[Any] = []  # on the optimizers, while attached
-        self._set_method(method)
+        self.set_method(method)
 
-    def _set_method(self, method: Method) -> None:
+    def set_method(self, method: Method) -> None:
         self.method = a_method(method).resolved(self.replicas[0])
-        self._build_rows()
+        self.build_rows()
         if not any(row.names for row in self.rows):
             raise ValueError(f"{method.name} finds nothing to synchronise in this model")
 
-    def _build_rows(self) -> None:
-        self.rows = self._rows_of(self.method)
+    def build_rows(self) -> None:
+        self.rows = self.rows_of(self.method)
 
-    def _rows_of(self, method: Method) -> list[Row]:
+    def rows_of(self, method: Method) -> list[Row]:
         return [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(method.rows)]
 
     @property
@@ -109,10 +95,10 @@ class Fleet:
         if not self._opened:
             self._opened = True
             self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
-            self.transport.host(_Newcomers(self))
+            self.transport.host(joining.Joining(self))
             self.transport = self.island.join(self)
             if self.island.led:
-                self._build_rows()  # of whole tensors
+                self.build_rows()  # of whole tensors
 
     def open(self) -> None:
         """Connect; without this call it happens when the fleet begins. A wrong address or setting is said here."""
@@ -151,12 +137,14 @@ class Fleet:
             for row in self.rows:
                 row.begin()
         self._begun = True
+        if self.gradient_rows() and not self.loaded:
+            ending.share_moments(self)
         return False
 
     def _join_in(self) -> bool:
         """The others are in the middle of a step, at the rounds that this worker is to take part in."""
         self._begun = True
-        if self._gradient_rows():
+        if self.gradient_rows():
             self.steps_begun = self.steps
         else:
             self._tick(self._other_rows())
@@ -175,16 +163,18 @@ class Fleet:
         if not attached:
             self.after_step()
 
+    @lasting
     @apart
     def before_step(self) -> None:
         """Once a step, before the first optimizer: gradient rows meet, and are clipped."""
         if self.steps_begun > self.steps:
             return
         joined = not self._begun and self._begin()
-        rows = self._gradient_rows()
+        rows = self.gradient_rows()
         self.steps_begun = self.steps + (not joined or bool(rows))  # who has just joined has no step to give
         if self._renew(rows) or joined:
-            self._drop_gradients()  # of parameters that have been replaced since
+            for replica in self.replicas:
+                replica.drop_gradients()  # of parameters that have been replaced since
         signs = any(row.sync.rule.signs for row in rows)  # whose norm is not a gradient's: clip what goes in
         if signs:
             self._clip()
@@ -215,7 +205,7 @@ class Fleet:
             row.weigh()
         if self.transport.elastic:
             self._catch_up(rows)
-        if not self._gradient_rows():  # where gradients meet, membership has been settled before the step
+        if not self.gradient_rows():  # where gradients meet, membership has been settled before the step
             self._renew(rows)
         self._tick(rows)
 
@@ -245,12 +235,7 @@ class Fleet:
             self.steps = self.steps_begun = due
             self.events.add("late", due, f"the others waited at step {due}: this worker skips {missed} steps to them")
 
-    def _drop_gradients(self) -> None:
-        for replica in self.replicas:
-            for parameter in replica.trainable.values():
-                parameter.grad = None
-
-    def _gradient_rows(self) -> list[Row]:
+    def gradient_rows(self) -> list[Row]:
         return [row for row in self.rows if row.sync.view.kind == "grads"]
 
     def _other_rows(self) -> list[Row]:
@@ -269,45 +254,13 @@ class Fleet:
 
     # -- agreement -------------------------------------------------------------------------------------------------
 
+    @lasting
     @apart
     @led
     def drain(self) -> None:
         """Land all that is in flight."""
         while flying := [row for row in self.rows if row.flights]:
             min(flying, key=lambda row: row.sync.every.landing_step(row.flights[0].number)).land()
-
-    def _meet(self, kind: str, equal: bool = False, place: int = 0) -> list[Header]:
-        """Wait for every worker to make this call; a round that a peer has already launched is launched here first.
-
-        `place` is a number to compare.
-        """
-        if not self._begun:
-            self._begin()
-        self._calls += 1
-        headers = [Header(equal=equal, checksum=place).pack(self.header_length) for _ in self.replicas]
-        try:
-            heard = self.transport.meet(Key(kind, 0, self._calls), headers, lambda key: self._follow(key, kind))
-        except PeerLost as error:
-            error.step = self.steps
-            raise
-        return [Header.unpack(blob, 0) for blob in heard]
-
-    def _follow(self, key: Key, kind: str) -> None:
-        row = self.rows[key.row]
-        if key.round != row.launched + 1 or self.steps <= row.sync.every.launch_step(row.launched):
-            why = f"called {kind}() after step {self.steps}"
-            self.transport.leave("finished: it " + why)
-            raise PeerLost(
-                f"a peer has gone on to {key}, but this worker {why}: every worker must take the same number of steps",
-                row=key.row, round=key.round, step=self.steps,
-            )  # fmt: skip
-        every = row.sync.every
-        while row.flights and every.landing_step(row.flights[0].number) <= every.launch_step(key.round):
-            row.land()  # before the launch, as the peer has done
-        row.launch()
-        if every.delay == 0:
-            while row.flights:
-                row.land()
 
     @apart
     @led
@@ -325,98 +278,26 @@ class Fleet:
     def evaluating(self) -> Iterator[None]:
         """Swap the consensus into the hosted models, and back out again. Collective."""
         agreed = self.consensus()
-        before = [self._swap_in(replica, agreed) for replica in self.replicas]
+        before = [swap_in(replica, agreed) for replica in self.replicas]
+        self.evaluations += 1
         try:
             yield
         finally:
+            self.evaluations -= 1
             for replica, tensors in zip(self.replicas, before, strict=True):
-                self._swap_in(replica, tensors)
+                swap_in(replica, tensors)
 
-    @apart
-    def _swap_in(self, replica: Replica, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        live = Agreement.live_tensors(replica)
-        before = {name: live[name].clone() for name in tensors}
-        for name, tensor in tensors.items():
-            live[name].copy_(local(tensor))
-        return before
-
+    @lasting
     @apart
     def finish(self) -> None:
         """End of training: land what is in flight, settle, and put the plain mean of the parameters into the model."""
-        attempt = 1
-        while True:
-            try:
-                return self._finish(attempt)
-            except PeerLost:
-                if not self.transport.elastic:
-                    raise
-                attempt += 1
+        ending.finish(self)
 
-    def _finish(self, attempt: int) -> None:
-        if self.transport.elastic:
-            self.begin()
-            self.drain()
-            self.transport.renew(self.steps + attempt, ahead=False, ends=True)
-            self._calls = 0  # a worker that came late, or failed earlier, has counted others
-        final = self._settle()
-        for replica in self.replicas:
-            self._swap_in(replica, final)
-        self._restart()
-
-    @led
-    def _settle(self) -> dict[str, Tensor]:
-        self._meet("finish")
-        self.drain()
-        for row in self.rows:
-            for lane in row.lanes:
-                with lane.borrowed() as state:
-                    row.sync.rule.settle(lane.live, state)
-        return Agreement(self, finished=True).tensors()
-
-    @led
-    def _restart(self) -> None:
-        """Workers may be a skipped step apart: all count their rounds from where the farthest is."""
-        latest = max(map(int, self.transport.talk([str(self.steps).encode()] * len(self.replicas))))
-        for row in self.rows:
-            row.begin()
-            row.launched = row.landed = row.sync.every.rounds_due(latest)
-
+    @lasting
     @apart
     def switch(self, method: Method) -> None:
         """Go on with another method: drain, take the consensus, start new outer state. Collective."""
-        if self.transport.elastic:
-            raise ValueError("an elastic fleet keeps its method, or newcomers would not know it: stop, and start anew")
-        self._rows_of(a_method(method).resolved(self.replicas[0]))  # what cannot be is said before anything changes
-        agreed = self._drained_consensus()
-        for replica in self.replicas:
-            self._swap_in(replica, agreed)
-        self._set_method(method)
-        if self.island.turns_to_leads(self):
-            self._build_rows()
-        self._compare_settings()
-        if self._gradient_rows():
-            self._share_moments()
-        self._restart()
-
-    @led
-    def _share_moments(self) -> None:
-        """Equal gradients make equal steps only from equal states, which no row will carry from here on."""
-        for state in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            lives = [Live(moment(state), replica, align=1) for replica in self.replicas]
-            if lives[0].names:
-                mean = self.transport.add([live.read() for live in lives]).div_(self.workers)
-                for live in lives:
-                    live.write(mean)
-
-    @led
-    def _drained_consensus(self) -> dict[str, Tensor]:
-        self._meet("consensus")
-        self.drain()
-        return self.consensus()
-
-    @led
-    def _compare_settings(self) -> None:
-        start.compare_settings(self)
+        ending.switch(self, method)
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -443,39 +324,29 @@ class Fleet:
         """Everything a bit-identical run needs beside model and optimizer; waits for messages in flight."""
         return saving.save(self)
 
+    @lasting
     @apart
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; load the model and the optimizer first."""
         saving.load(self, state)
 
 
-class _Newcomers(Newcomers):
-    """The engine's side of a change of membership."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-
-    @apart
-    def drain(self) -> None:
-        self.fleet.drain()
-
-    @apart
-    def save(self) -> dict[str, Any]:
-        return joining.save(self.fleet)
-
-    @apart
-    def load(self, state: dict[str, Any]) -> None:
-        joining.load(self.fleet, state)
-
-    def facts(self) -> dict[str, Any]:
-        return start.facts(self.fleet)
-
-
 def _replicas(given: Any) -> list[Replica]:
     found = list(given) if isinstance(given, Iterable) else []
     if not found or not all(isinstance(each, Replica) for each in found):
         raise ValueError(f"a fleet needs a list of tw.Replica(model, optimizer), at least one, not {given!r}")
+    if not all(replica.optimizers for replica in found):
+        raise ValueError("a replica has no optimizer, so it would never step: tw.Replica(model, optimizer)")
+    if len({id(replica.module) for replica in found}) < len(found):
+        raise ValueError("two replicas share a model: each needs a copy of its own, and an optimizer of that copy")
     return found
+
+
+def _limit(clip: Any) -> float | None:
+    number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
+    if clip is not None and not (number and clip > 0):
+        raise ValueError(f"clip is the largest norm that gradients may have, above 0, or None; not {clip!r}")
+    return clip
 
 
 def _default_transport() -> Transport:

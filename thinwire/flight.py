@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .header import Header
 from .live import Live
-from .rule import State
+from .rule import Rule, State
 from .transport import Exchange, PeerLost
 
 
@@ -19,7 +19,7 @@ from .transport import Exchange, PeerLost
 class Lane:
     """One hosted replica's side of a row.
 
-    `weighed` sums the replica's weight over all steps, `landed` is where it stood at the last landed launch.
+    `weighed` sums the replica's weight over all steps, `counted` is where it stood at the last landed launch.
     `unwell`: its tensors were cleared, so the next round leaves it out and it takes the answer outright.
     `parameters`: those that the row's signs move alike on every worker, and that must therefore stay equal.
     """
@@ -28,7 +28,7 @@ class Lane:
     parameters: Live | None = None
     state: State = field(default_factory=dict)
     weighed: float = 0.0
-    landed: float = 0.0
+    counted: float = 0.0
     unwell: bool = False
     offload: bool = False
 
@@ -42,19 +42,40 @@ class Lane:
         yield near
         if write:
             self.keep(near)
-            torch.cuda.current_stream(self.live.device).synchronize()
 
     def keep(self, state: State) -> None:
         """From here on this is the state: on the host with offload."""
-        self.state = {name: self._put_back(name, value) for name, value in state.items()} if self.offload else state
+        if not self.offload:
+            self.state = state
+            return
+        self.state = {name: self._put_back(name, value) for name, value in state.items()}
+        torch.cuda.current_stream(self.live.device).synchronize()  # the host may read it from now on
+
+    def common(self, rule: Rule) -> Tensor:
+        """What every worker should hold in the same bits."""
+        if self.parameters is not None:
+            return self.parameters.read()
+        with self.borrowed(write=False) as state:
+            return _present(rule.shared_copy(state))
+
+    def take_common(self, rule: Rule, values: Tensor) -> None:
+        if self.parameters is not None:
+            return self.parameters.write(values)
+        with self.borrowed() as state:
+            _present(rule.shared_copy(state)).copy_(values)
 
     def _put_back(self, name: str, value: Tensor | None) -> Tensor | None:
         if value is None:
             return None
         far = self.state.get(name)
         if far is None:
-            far = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            far = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         return far.copy_(value, non_blocking=True)
+
+
+def _present(copy: Tensor | None) -> Tensor:
+    assert copy is not None
+    return copy
 
 
 @dataclass
@@ -73,13 +94,14 @@ class Sent:
 class Answer:
     """A round's answer before it is applied; `shares` are the hosted workers' fractions of the weight.
 
-    `total` is to be divided by `divisor`; `headers` are kept for the statistics of the round.
+    `total` is to be divided by `divisor`; `headers` are kept for the statistics of the round. Where the workers' shared
+    copies differ, `source` is the healthy worker whose copy all are to take.
     """
 
     total: Tensor
     shares: list[float]
     held: list[bool] | None
-    unequal: bool = False
+    source: int | None = None
     divisor: float = 1.0
     headers: list[Header] | None = None
 

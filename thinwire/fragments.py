@@ -66,8 +66,8 @@ def _check_count(count: int, blocks: int) -> None:
         raise ValueError(
             "found no ModuleList or Sequential with trainable blocks: give fragments as lists of parameter names"
         )
-    if not 1 <= count <= blocks:
-        raise ValueError(f"the model has {blocks} blocks: choose between 1 and {blocks} fragments, not {count}")
+    if type(count) is not int or not 1 <= count <= blocks:
+        raise ValueError(f"the model has {blocks} blocks: choose between 1 and {blocks} fragments, not {count!r}")
 
 
 def _split(names: list[str], paths: list[str]) -> tuple[Fragments, list[str]]:

@@ -23,6 +23,7 @@ from .transport import Exchange, Key, Order, PeerLost, Transport, add_in_order
 
 CHUNK = 16 << 20  # bytes of one collective: large enough for full speed, small enough to pipeline
 _opened: WeakSet[Group] = WeakSet()
+_GLANCE = 0.001  # seconds between two looks at a work of NCCL
 _PACE = 0.05  # seconds of line time that one chunk may take when the rate is limited
 
 
@@ -81,7 +82,7 @@ class Group(Transport):
         firsts = [sum(self.hosted[:process]) for process in range(self.processes)]
         self.worker, self.workers = firsts[self.process], sum(self.hosted)
         self.parts = self.workers
-        if self.workers > 2:  # for second legs; opened here, since connecting waits for every peer
+        if self.workers > 2:  # for second legs; gloo's connections are opened here, since that waits for every peer
             self._back = site.gloo("back")
         board = Board(site.store, self.process, firsts, self.workers, site.timeout)
         self._header_length = header_length
@@ -100,7 +101,7 @@ class Group(Transport):
             raise PeerLost(f"could not connect to all of the {site.size} processes ({reason})") from error
 
     def _gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        return [row.tolist() for row in self._gather_now(torch.tensor(numbers, dtype=torch.int64))]
+        return [row.tolist() for row in self._gather_now(torch.tensor(numbers, dtype=torch.int64, device="cpu"))]
 
     def _gather_now(self, mine: Tensor) -> list[Tensor]:
         work, everybody = self._gather_headers(mine)
@@ -117,7 +118,7 @@ class Group(Transport):
     def talk(self, blobs: Sequence[bytes]) -> list[bytes]:
         padded = [len(blob) for blob in blobs] + [0] * (max(self.hosted) - len(blobs))
         sizes = self._gather_numbers(padded)
-        mine = torch.zeros(max(sum(row) for row in sizes) + 1, dtype=torch.uint8)
+        mine = torch.zeros(max(sum(row) for row in sizes) + 1, dtype=torch.uint8, device="cpu")
         joined = b"".join(blobs)
         mine[: len(joined) + 1] = torch.frombuffer(bytearray(joined + b"\0"), dtype=torch.uint8)
         heard = []
@@ -226,12 +227,12 @@ class Group(Transport):
         edges = [sum(self.hosted[:process]) for process in range(self.processes + 1)]
         return [list(range(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
 
-    def _second_leg(self, order: Order, lanes: list[Tensor], first_sizes: list[int]) -> _Transfer:
+    def _second_leg(self, order: Order, headers: list[bytes], lanes: list[Tensor], first_sizes: list[int]) -> _Transfer:
         """Reduce the parts owned here and hand them to everybody; parts differ by a block, so they are padded."""
         assert self._site is not None and order.reduce is not None
         mine = self._owners()[self.process]
         cuts = [lane.split([first_sizes[part] for part in mine]) for lane in lanes]
-        reduced = [order.reduce(part, [cut[i] for cut in cuts]) for i, part in enumerate(mine)]
+        reduced = [order.reduce(part, [cut[i] for cut in cuts], headers) for i, part in enumerate(mine)]
         longest = max(order.second_sizes)
         padded = [torch.nn.functional.pad(part, (0, longest - part.numel())) for part in reduced]
         return self._gather(padded, self._back_for(padded[0]))
@@ -253,7 +254,7 @@ class Group(Transport):
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         self._pump(wait=True)
-        work = channel.broadcast([staged], options)
+        work = self._watched(channel.broadcast([staged], options))
         self._wait(work, Key("consensus"))
         return _unstage(staged, buffer)
 
@@ -264,7 +265,7 @@ class Group(Transport):
         """gloo reads host memory: the only place where tensors of a GPU are staged."""
         if not tensor.is_cuda or not isinstance(channel, dist.ProcessGroupGloo):
             return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         return host
@@ -289,13 +290,16 @@ class Group(Transport):
                     return
                 time.sleep(ahead)
             posting = self._postings.popleft()
-            work = posting.post()
+            work = self._watched(posting.post())
             posting.works.append(work)
             while self._works and self._works[0].is_completed():
                 self._works.popleft()
             self._works.append(work)
             if self.rate is not None:
                 self._next_post += posting.sent / self.rate  # a step may be long: what fell due in it goes at once
+
+    def _watched(self, work: Any) -> Any:
+        return _Watched(work) if self._nccl is not None and self._nccl is not self._data else work
 
     def _wait(self, work: Any, key: Key) -> None:
         self._conversation.wait(work, key)
@@ -309,6 +313,21 @@ def _close() -> None:
     """
     for group in [group for group in _opened if group.idle()]:
         group._control = group._data = group._back = None
+
+
+class _Watched:
+    """A work of NCCL, which aborts its connection when a wait with a limit runs out: so it is only looked at."""
+
+    def __init__(self, work: Any) -> None:
+        self.work, self.is_completed = work, work.is_completed
+
+    def wait(self, limit: datetime.timedelta) -> None:
+        deadline = time.monotonic() + limit.total_seconds()
+        while not self.work.is_completed():
+            if time.monotonic() > deadline:
+                raise RuntimeError("under way")
+            time.sleep(_GLANCE)
+        self.work.wait()  # the stream waits for it; what went wrong is raised
 
 
 @dataclass
@@ -367,9 +386,8 @@ class _Underway(Exchange):
         return self.group._two_shots[0] is self and self.transfer.done() and heard
 
     def _reduce(self) -> None:
-        self.headers()
-        lanes = self.transfer.wait(self.order.key)
-        self.second = self.group._second_leg(self.order, lanes, self.first_sizes)
+        headers, lanes = self.headers(), self.transfer.wait(self.order.key)
+        self.second = self.group._second_leg(self.order, headers, lanes, self.first_sizes)
         self.group._two_shots.remove(self)
 
     def headers(self) -> list[bytes]:

@@ -11,11 +11,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import start
+from .calls import apart
 from .replica import Replica
 from .row import Row
+from .transport import Newcomers
 
 if TYPE_CHECKING:
     from .fleet import Fleet
+
+
+class Joining(Newcomers):
+    """The engine's side of a change of membership."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def drain(self) -> None:
+        self.fleet.drain()
+
+    @apart
+    def save(self) -> dict[str, Any]:
+        return save(self.fleet)
+
+    @apart
+    def load(self, state: dict[str, Any]) -> None:
+        load(self.fleet, state)
+
+    def facts(self) -> dict[str, Any]:
+        return start.facts(self.fleet)
 
 
 def save(fleet: Fleet) -> dict[str, Any]:
@@ -93,4 +117,4 @@ def _load_row(row: Row, saved: dict[str, Any]) -> None:
     if "residual" in state:
         state["residual"] = row.layout.zeros(lane.live.device)
     lane.keep(state)
-    lane.landed, lane.unwell = lane.weighed, False
+    lane.counted, lane.unwell = lane.weighed, False

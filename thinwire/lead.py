@@ -7,11 +7,10 @@ a user may ask them for, or the error to raise.
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 7 * 24 * 3600.0  # the lead decides what is lost; when it dies, its connections break at once
 MIRRORED = ("steps", "steps_begun", "bytes_sent", "wire_sent", "wire_received", "loaded", "_begun")
-Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-def led(call: Call) -> Call:
-    """A method of a fleet that the lead of an island makes alone, while the other ranks lend it their parts."""
-
-    @functools.wraps(call)
-    def conducted(fleet: Fleet, *args: Any, **options: Any) -> Any:
-        fleet._open()
-        return fleet.island.conduct(fleet, functools.partial(call, fleet, *args, **options))
-
-    return conducted  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class Line:
 
     def reduce(self, values: Sequence[float], how: Any) -> list[float]:
         """One number each, put together over all ranks of the worker."""
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device="cpu")
         options = dist.AllreduceOptions()
         options.reduceOp = how
         self.channel.allreduce([tensor], options).wait()
@@ -115,12 +102,12 @@ class Line:
 
     def _say(self, what: Task | Report) -> None:
         blob = torch.frombuffer(bytearray(pickle.dumps(what)), dtype=torch.uint8)
-        self._from_lead(torch.tensor([blob.numel()]))
+        self._from_lead(torch.tensor([blob.numel()], device="cpu"))
         self._from_lead(blob)
 
     def _hear(self) -> Task | Report:
-        size = int(self._from_lead(torch.zeros(1, dtype=torch.int64)))
-        return pickle.loads(bytes(self._from_lead(torch.empty(size, dtype=torch.uint8)).numpy()))
+        size = int(self._from_lead(torch.zeros(1, dtype=torch.int64, device="cpu")))
+        return pickle.loads(bytes(self._from_lead(torch.empty(size, dtype=torch.uint8, device="cpu")).numpy()))
 
     def _from_lead(self, tensor: Tensor) -> Tensor:
         self.channel.broadcast([tensor], dist.BroadcastOptions()).wait()

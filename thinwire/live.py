@@ -16,7 +16,7 @@ from .replica import Replica, View, local
 
 
 class Spare:
-    """One used buffer, the largest so far, for the next message of any row: host memory only.
+    """One used buffer, for the next message that fits into it: host memory only.
 
     Fresh memory costs a page fault every 4 kB; a GPU's allocator keeps it by itself.
     """

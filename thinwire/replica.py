@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -135,13 +136,33 @@ class Replica:
         self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self.statistics = _batch_norm_buffers(self.module)
         self._places = self._find_places()
+        if len(named) < sum(1 for _ in self.module.parameters()):
+            raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
+        self._check()
+
+    def _check(self) -> None:
+        """What would train nothing, or something else than was meant."""
+        self.weighs()
+        if not self.trainable:
+            raise ValueError("the model has no trainable parameter: nothing would ever be sent")
         odd = next((name for name, parameter in self.trainable.items() if parameter.is_complex()), None)
         if odd is not None:
             raise ValueError(f"{odd} is complex, and messages are real: train torch.view_as_real of it")
-        if len(named) < sum(1 for _ in self.module.parameters()):
-            raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
-        if not self.trainable:
-            raise ValueError("the model has no trainable parameter: nothing would ever be sent")
+        if len({id(optimizer) for optimizer in self.optimizers}) < len(self.optimizers):
+            raise ValueError("an optimizer is given twice: name each once")
+        if self.optimizers and not any(id(parameter) in self._places for parameter in self.trainable.values()):
+            raise ValueError(
+                "the optimizer holds no trainable parameter of this model: build it from model.parameters(), "
+                "after the model is wrapped, sharded or moved"
+            )
+
+    def weighs(self) -> float:
+        """The weight as a plain number: a tensor might be added to in place later."""
+        given: Any = self.weight
+        weight = math.nan if given is None or isinstance(given, str) else float(given)
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"replica.weight must be a finite number, at least 0, not {self.weight!r}")
+        return weight
 
     @property
     def most_tensors(self) -> int:
@@ -312,6 +333,8 @@ def moment(*states: str) -> View:
     >>> print(moment("exp_avg", "momentum_buffer"))
     moment(exp_avg or momentum_buffer)
     """
+    if not states or not all(isinstance(state, str) for state in states):
+        raise ValueError(f'a moment is named as the optimizer names it, tw.moment("exp_avg"), not {states!r}')
     return View("moment", states)
 
 

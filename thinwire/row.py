@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .codec.base import Layout, Part, Weight, divide_by_weights
-from .cost import exchange_kind, wire_bytes
+from .codec.base import Layout
 from .flight import Answer, Flight, Lane, Sent
 from .header import Header, checksum
 from .live import Live
@@ -21,7 +20,8 @@ from .replica import Replica, View, params
 from .rule import Overwrite, Reduced, Scope, State
 from .state_names import created_states
 from .table import Sync
-from .transport import Exchange, Key, Order, PeerLost
+from .transport import AllSick, Exchange, Key, Order, PeerLost
+from .wire import Wire
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -41,6 +41,7 @@ class Row:
         ]
         self.layout: Layout = self.lanes[0].live.layout
         self.names = self.lanes[0].live.names
+        self.wire = Wire(sync.codec, self.layout, fleet)
         self.flights: deque[Flight] = deque()
         self.launched = self.landed = 0
         self.weighed_from = 0  # the step since which the lanes' weights count
@@ -61,10 +62,6 @@ class Row:
     def scope(self) -> Scope:
         return self.sync.scope(self.fleet.workers)
 
-    @property
-    def kind(self) -> str:
-        return exchange_kind(self.sync.codec, self.fleet.workers)
-
     def begin(self) -> None:
         """Take the state from the present tensors; nothing that fell due before now is made up for."""
         self.launched = self.landed = self.sync.every.rounds_due(self.fleet.steps)
@@ -74,15 +71,13 @@ class Row:
             if self.sync.feedback is not None and not self.sync.codec.lossless:
                 state["residual"] = self.layout.zeros(lane.live.device)
             lane.keep(state)
+            lane.counted = lane.weighed
 
     # -- time ------------------------------------------------------------------------------------------------------
 
     def weigh(self) -> None:
         for lane in self.lanes:
-            weight = float(lane.live.replica.weight)  # a tensor would be added to in place, and is not a plain number
-            if not 0 <= weight < math.inf:
-                raise ValueError(f"replica.weight must be a finite number, at least 0, not {weight}")
-            lane.weighed += weight
+            lane.weighed += lane.live.replica.weighs()
 
     def due(self) -> bool:
         """Whether a round is to be launched now."""
@@ -120,21 +115,14 @@ class Row:
         prepared = [self._prepare(lane) for lane in self.lanes]
         key = Key("round", self.index, self.launched)
         headers = [header.pack(self.fleet.header_length) for header, _, _ in prepared]
-        order = Order(key, headers, self.kind, [contribution for _, contribution, _ in prepared], step=self.fleet.steps)
-        if self.kind == "two_shot":
-            self._plan_second_leg(order)
+        given = [contribution for _, contribution, _ in prepared]
+        order = Order(key, headers, self.wire.kind, given, step=self.fleet.steps)
+        if order.kind == "two_shot":
+            self.wire.plan_second_leg(order)
         flight = Flight(self.launched, [sent for _, _, sent in prepared], None, time.monotonic())
         flight.exchange = self.fleet.transport.exchange(order)
         self.flights.append(flight)
-        self._count(prepared[0][0].size)
-
-    def _count(self, size: int) -> None:
-        fleet, second = self.fleet, self.sync.codec.second
-        fleet.bytes_sent += size
-        moved = wire_bytes(self.kind, size, second.size(self.layout) if second else 0, fleet.workers)
-        moved += (fleet.workers - 1) * fleet.header_length
-        fleet.wire_sent += moved
-        fleet.wire_received += moved
+        self.wire.count(prepared[0][0].size)
 
     def _apply_silently(self) -> None:
         for lane in self.lanes:
@@ -153,12 +141,25 @@ class Row:
             if sick:
                 message.zero_()
             kept = rule.depart(lane.live, state, message, self.scope)
+            if (
+                sick and rule.at_launch
+            ):  # x has been mended now; what made it sick would break it again until the landing
+                self.fleet.cleanse(lane.live.replica, self)
             shared = rule.shared_copy(state)
             bits = lane.live.checksum(shared) if shared is not None else bits
         sent = Sent(None, None, kept, sick, lane.weighed, present)
         contribution = self._encode(message, sent, weight)
-        size = self.fleet.island.total(self.sync.codec.size(self.layout))
-        return Header(size, weight, norm, bits, present=present), contribution, sent
+        return Header(self.wire.size(), weight, norm, bits, present=present), contribution, sent
+
+    def _encode(self, message: Tensor, sent: Sent, weight: float) -> Tensor | list[Tensor]:
+        """What to send; `own` and what the codec dropped are kept where the rule or the feedback asks for them."""
+        wants_own = self.sync.rule.uses_own(self.scope)
+        wants_rest = self.sync.feedback is not None and not self.sync.codec.lossless and not sent.sick
+        contribution, own = self.wire.encode(message, weight, wants_own or wants_rest)
+        if wants_rest and own is not None:
+            sent.rest = self._rest(message, own, sent.present)
+        sent.own = own if wants_own else None
+        return contribution
 
     def _parameter_bits(self, lane: Lane) -> int:
         """Checksum of the parameters, where it is they that every worker should hold in the same bits."""
@@ -178,7 +179,7 @@ class Row:
         """Norm, weight and whether the replica must be left out; decided once for all shards of a worker."""
         norm = lane.live.norm(message)
         nominal = self.sync.every.launch_step(self.launched) - self.weighed_from
-        weight = (lane.weighed - lane.landed) / nominal
+        weight = (lane.weighed - lane.counted) / nominal
         norm, weight = self.fleet.island.agree(norm, weight)
         sick = lane.unwell or not math.isfinite(norm)
         lane.unwell = False
@@ -188,24 +189,6 @@ class Row:
             self.fleet.events.add("sick", self.fleet.steps, text, self.index, self.launched, [worker])
         return (0.0, 0.0, True) if sick else (norm, weight, False)
 
-    def _encode(self, message: Tensor, sent: Sent, weight: float) -> Tensor | list[Tensor]:
-        codec = self.sync.codec
-        wants_own = self.sync.rule.uses_own(self.scope)
-        if codec.linear:
-            sent.own = message.clone() if wants_own else None
-            return message if weight == 1 else message.mul_(weight)
-        wants_rest = self.sync.feedback is not None and not sent.sick
-        pieces = [(message[part.start : part.stop], part.layout) for part in self._parts()]
-        if wants_own or wants_rest:
-            both = [codec.encode_with_own(*piece) for piece in pieces]
-            payloads, owns = [payload for payload, _ in both], [own for _, own in both]
-            own = owns[0] if len(owns) == 1 else torch.cat(owns)
-            sent.rest = self._rest(message, own, sent.present) if wants_rest else None
-            sent.own = own if wants_own else None
-        else:
-            payloads = [codec.encode(*piece) for piece in pieces]
-        return payloads if self.kind == "two_shot" else payloads[0]
-
     def _rest(self, message: Tensor, own: Tensor, present: list[bool]) -> Tensor:
         """What the codec dropped; of an absent tensor all, since its part of the message counts for nothing."""
         for view, there in zip(self.layout.views(own), present, strict=True) if not all(present) else ():
@@ -213,39 +196,7 @@ class Row:
                 view.zero_()
         return message.sub_(own)
 
-    def _parts(self) -> list[Part]:
-        if self.kind == "two_shot":
-            return self.layout.parts(self.fleet.transport.parts)
-        return [Part(0, self.layout.total, self.layout)]
-
-    def _plan_second_leg(self, order: Order) -> None:
-        codec, second, parts = self.sync.codec, self.sync.codec.second, self._parts()
-        assert second is not None
-
-        def reduce(index: int, payloads: Sequence[Tensor]) -> Tensor:
-            assert flight_headers.exchange is not None
-            part = parts[index]
-            weights, _ = self._weights(self._headers(flight_headers.exchange), payloads[0].device)
-            local = [w[part.start : part.stop] if isinstance(w, Tensor) else w for w in weights]
-            return second.encode(codec.merge(payloads, local, part.layout), part.layout)
-
-        flight_headers = _Promise(self, order.key.round)
-        order.reduce = reduce
-        order.second_sizes = [second.size(part.layout) for part in parts]
-
     # -- land ------------------------------------------------------------------------------------------------------
-
-    def _headers(self, exchange: Exchange) -> list[Header]:
-        return [Header.unpack(blob, len(self.names)) for blob in exchange.headers()]
-
-    def _weights(self, headers: list[Header], device: torch.device) -> tuple[list[Weight], list[bool] | None]:
-        """One weight a worker; one a value where some worker lacks some tensor."""
-        if all(all(header.present) for header in headers):
-            return [header.weight for header in headers], None
-        spans = torch.tensor(self.layout.spans, device=device)
-        masks = [torch.tensor(header.present, device=device).repeat_interleave(spans) for header in headers]
-        held = [any(h.present[i] and h.weight for h in headers) for i in range(len(self.names))]
-        return [mask.float() * header.weight for mask, header in zip(masks, headers, strict=True)], held
 
     def complete(self, flight: Flight) -> None:
         """Wait for the answer without applying it."""
@@ -264,34 +215,11 @@ class Row:
         flight.exchange = None
 
     def _answer(self, exchange: Exchange) -> Answer:
-        headers = self._headers(exchange)
-        self._check_sizes(headers)
-        result = exchange.result()
-        total = sum(header.weight for header in headers)
-        if total == 0:
-            raise _AllSick(f"row {self.index}: no worker had a finite message of any weight")
-        weights, held = self._weights(headers, self.lanes[0].live.device)
-        hosted = headers[self.fleet.worker : self.fleet.worker + len(self.lanes)]
-        shares = [header.weight / total for header in hosted]
-        unequal = len({header.checksum for header in headers}) > 1
-        if isinstance(result, Tensor) and held is None:
-            return Answer(result, shares, held, unequal, total, headers)
-        return Answer(self._mean(result, weights), shares, held, unequal, headers=headers)
-
-    def _check_sizes(self, headers: list[Header]) -> None:
+        headers = self.wire.unpacked(exchange.headers())
         sizes = [header.size for header in headers]
         if len(set(sizes)) > 1:
             raise ValueError(f"row {self.index}: workers sent messages of different sizes, {sizes} bytes")
-
-    def _mean(self, result: Tensor | list[Tensor], weights: list[Weight]) -> Tensor:
-        if isinstance(result, Tensor):
-            return divide_by_weights(result, weights)
-        if self.kind == "gather":
-            return self.sync.codec.merge(result, weights, self.layout)
-        second = self.sync.codec.second
-        assert second is not None
-        pieces = [second.decode(payload, part.layout) for payload, part in zip(result, self._parts(), strict=True)]
-        return torch.cat(pieces)
+        return self.wire.answer(headers, exchange.result(), self.lanes[0].live.device)
 
     @property
     def _compares(self) -> bool:
@@ -325,13 +253,13 @@ class Row:
                     residual.zero_()  # it is owed with the message now
             if self.sync.view.kind == "grads":
                 lane.live.drop_gradients()  # every worker skips this inner step
-        if not (self.fleet.transport.survives or isinstance(lost, _AllSick)):
+        if not (self.fleet.transport.survives or isinstance(lost, AllSick)):
             raise lost
 
     def _apply(self, flight: Flight, answer: Answer) -> None:
         self.landed, self.weighed_from = flight.number, self.sync.every.launch_step(flight.number)
-        if answer.unequal:
-            self._send_copy_again(flight.number)
+        if answer.source is not None:
+            self.send_copy_again(flight.number, answer.source)
         passed = max(0, self.fleet.steps_begun - self.weighed_from)  # fewer than the delay if drained early
         scope = replace(self.scope, delay=passed) if self.sync.every.delay else self.scope
         in_passing = len(self.lanes) == 1 and answer.divisor != 1
@@ -342,12 +270,12 @@ class Row:
             mean = answer.total if in_passing else answer.mean() if last else answer.mean().clone()
             had = None if all(sent.present) else sent.present
             with lane.borrowed() as state:
-                weighed = (answer.divisor, self._compares)
-                reduced = Reduced(mean, sent.own, answer.shares[i], sent.sick, sent.kept, answer.held, had, *weighed)
+                share, divided = answer.shares[i], (answer.divisor, self._compares)
+                reduced = Reduced(mean, sent.own, share, sent.sick, sent.kept, answer.held, had, *divided)
                 self.sync.rule.recv(lane.live, state, reduced, scope)
                 if sent.rest is not None:
                     state["residual"] = sent.rest
-            lane.landed = max(lane.landed, sent.weighed)
+            lane.counted = max(lane.counted, sent.weighed)
             if sent.sick:
                 self.fleet.cleanse(lane.live.replica, self)
             if all(value is not mean for value in lane.state.values()):  # a rule may have kept it
@@ -357,28 +285,15 @@ class Row:
         if self.sync.rule.equalises(self.scope):
             self.equal_at = self.fleet.steps_begun
 
-    def _send_copy_again(self, number: int) -> None:
-        first = self.fleet.transport.broadcast([self._common(lane) for lane in self.lanes], 0)
+    def send_copy_again(self, number: int, source: int) -> None:
+        """That of a healthy worker: a sick one's parameters may be what is not finite."""
+        rule = self.sync.rule
+        copy = self.fleet.transport.broadcast([lane.common(rule) for lane in self.lanes], source)
         for lane in self.lanes:
-            if lane.parameters is not None:
-                lane.parameters.write(first)
-                continue
-            with lane.borrowed() as state:
-                copy = self.sync.rule.shared_copy(state)
-                assert copy is not None
-                copy.copy_(first)
+            lane.take_common(rule, copy)
         what = "shared copies" if self.lanes[0].parameters is None else "parameters"
-        text = f"row {self.index}, round {number}: the workers' {what} differed; worker 0's were sent again"
+        text = f"row {self.index}, round {number}: the workers' {what} differed; worker {source}'s were sent again"
         self.fleet.events.add("unequal", self.fleet.steps, text, self.index, number)
-
-    def _common(self, lane: Lane) -> Tensor:
-        """What every worker should hold in the same bits."""
-        if lane.parameters is not None:
-            return lane.parameters.read()
-        with lane.borrowed(write=False) as state:
-            copy = self.sync.rule.shared_copy(state)
-            assert copy is not None
-            return copy
 
 
 def _refuse_unknown_states(view: View, replica: Replica) -> None:
@@ -390,18 +305,3 @@ def _refuse_unknown_states(view: View, replica: Replica) -> None:
         f"no optimizer keeps a state named {' or '.join(view.states)}: "
         + (f"there are {', '.join(kept)}" if kept else "this one keeps none")
     )
-
-
-class _AllSick(PeerLost):
-    """No worker had anything finite to say: the round is lost, whatever the transport."""
-
-
-class _Promise:
-    """The exchange of a round that is being launched: known only once the order is placed."""
-
-    def __init__(self, row: Row, number: int) -> None:
-        self.row, self.number = row, number
-
-    @property
-    def exchange(self) -> Exchange | None:
-        return next(flight.exchange for flight in self.row.flights if flight.number == self.number)

@@ -8,6 +8,7 @@ round that is lost never happened. Delayed and eager updates take their outer st
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -85,10 +86,10 @@ class Reduced:
         part = self._values[which]
         if self.divisor == 1:
             return part
-        if part.is_cuda or part.numel() > STRIP:
+        if not part.is_cpu or part.numel() > STRIP:
             return self._divide(part, out=part)
         if self._scratch is None:
-            self._scratch = torch.empty(STRIP, dtype=torch.float32)
+            self._scratch = torch.empty(STRIP, dtype=torch.float32, device="cpu")
         return self._divide(part, out=self._scratch[: part.numel()])
 
     def _divide(self, part: Tensor, out: Tensor) -> Tensor:
@@ -164,6 +165,7 @@ class Rule(ABC):
     `overlaps`    a round may be launched before the one before it has landed
     `signs`       the gradients it leaves are signs, so that clipping is for those it takes
     `silent`      nothing travels: `recv` is called with zeros when the row is due
+    `at_launch`   x moves when the message leaves, and not when the answer lands
 
     A method uses it in a row; see `examples/custom_method.py` for a new one.
 
@@ -176,6 +178,7 @@ class Rule(ABC):
 
     silent: bool = False
     signs: bool = False
+    at_launch: bool = False
 
     agreement: Agreement = "mean"
     keeps_rest: bool = True
@@ -323,6 +326,7 @@ class Outer(Rule):
     overlaps = True
 
     def __post_init__(self) -> None:
+        _check_outer(self.step)
         check_fraction("mix", self.mix)
 
     def init(self, x: Live, scope: Scope) -> State:
@@ -360,6 +364,9 @@ class Carry(Rule):
     step: Nesterov
     agreement = "shared"
 
+    def __post_init__(self) -> None:
+        _check_outer(self.step)
+
     def init(self, x: Live, scope: Scope) -> State:
         return {"anchor": x.read(), **{slot: x.layout.zeros(x.device) for slot in self.step.slots}}
 
@@ -379,9 +386,13 @@ class Carry(Rule):
 class _AtLaunch(Rule):
     """Delayed and eager updates: the outer step is taken at launch, with the answers that have landed by then."""
 
+    at_launch = True
     keeps_rest = False
     overlaps = True
     step: Nesterov
+
+    def __post_init__(self) -> None:
+        _check_outer(self.step)
 
     def init(self, x: Live, scope: Scope) -> State:
         zeros = {slot: x.layout.zeros(x.device) for slot in self.step.slots}
@@ -598,9 +609,14 @@ class Reset(Rule):
 
 
 def _check_step(what: str, lr: float, name: str, momentum: float) -> None:
-    numbers = isinstance(lr, (int, float)) and isinstance(momentum, (int, float))
+    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (lr, momentum))
     if not (numbers and 0 <= lr < math.inf and 0 <= momentum < 1):
         raise ValueError(f"{what} needs 0 <= lr and 0 <= {name} < 1, not {lr!r} and {momentum!r}")
+
+
+def _check_outer(step: Nesterov) -> None:
+    if not isinstance(step, Nesterov):
+        raise ValueError(f"an outer step is such as tw.Nesterov(0.7, 0.9), not {step!r}")
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -615,6 +631,12 @@ def check_delay(rule: Rule, when: Every) -> None:
         raise ValueError(
             f"a delay of {when.delay} is longer than the period of {when.period}: {type(rule).__name__} needs each "
             "answer before the next launch. Lower the delay, or use eager_diloco with phases"
+        )
+    if isinstance(rule, Outer) and not rule.mix and when.delay and when.delay % when.period == 0:
+        warnings.warn(
+            f"with mix 0 an answer that lands just before a launch (delay {when.delay}, every {when.period}) wipes out "
+            "all that this launch would send, and nothing is learnt: use another delay, or mix=0.5",
+            stacklevel=2,
         )
 
 

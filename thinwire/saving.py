@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .calls import led
 from .flight import Answer, Flight, Lane, Sent
-from .lead import led
-from .row import Row, _AllSick
+from .row import Row
+from .transport import AllSick
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -64,7 +65,7 @@ def _save_worker(fleet: Fleet, lane: int) -> dict[str, Any]:
 
 
 def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
-    zeros = torch.zeros(row.layout.total, dtype=torch.float32)
+    zeros = torch.zeros(row.layout.total, dtype=torch.float32, device="cpu")
     state = {name: zeros.clone() if value is None else value.clone() for name, value in lane.state.items()}
     empty = [name for name, value in lane.state.items() if value is None]
     return {
@@ -74,7 +75,7 @@ def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
         "equal_at": row.equal_at,
         "weighed_from": row.weighed_from,
         "weighed": lane.weighed,
-        "weight_landed": lane.landed,
+        "weight_landed": lane.counted,
         "unwell": lane.unwell,
         "state": state,
         "empty": ",".join(empty),
@@ -91,7 +92,7 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
     flight = row.flights[slot] if slot < len(row.flights) else None
     sent = flight.sent[lane] if flight else Sent(None, None, None, False, 0.0, [True] * len(row.names))
     answer = flight.answer if flight else None
-    zeros = torch.zeros(row.layout.total, dtype=torch.float32)
+    zeros = torch.zeros(row.layout.total, dtype=torch.float32, device="cpu")
     buffers = {"mean": answer.mean() if answer else None, "own": sent.own, "rest": sent.rest, "kept": sent.kept}
     held = answer.held if answer and answer.held is not None else [True] * len(row.names)
     return {
@@ -99,9 +100,9 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
         "lost": str(flight.lost) if flight and flight.lost else "",
         "sick": sent.sick,
         "weighed": sent.weighed,
-        "unequal": answer.unequal if answer else False,
-        "present": torch.tensor(sent.present),
-        "held": torch.tensor(held),
+        "source": -1 if answer is None or answer.source is None else answer.source,
+        "present": torch.tensor(sent.present, device="cpu"),
+        "held": torch.tensor(held, device="cpu"),
         "share": answer.shares[lane] if answer else 0.0,
         "has": ",".join(name for name, value in buffers.items() if value is not None),
         **{name: zeros.clone() if value is None else value.clone() for name, value in buffers.items()},
@@ -112,6 +113,8 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
 def load(fleet: Fleet, saved: dict[str, Any]) -> None:
     _prepare(fleet)
     _check(fleet, saved)
+    for row, flight in _in_order_of_landing(fleet):
+        row.complete(flight)  # heard and let go: its number comes again
     for lane in range(len(fleet.replicas)):
         state = saved[_key(fleet, lane)]
         for name in _COUNTERS:
@@ -124,8 +127,9 @@ def load(fleet: Fleet, saved: dict[str, Any]) -> None:
 
 
 def _check(fleet: Fleet, saved: dict[str, Any]) -> None:
-    if not isinstance(saved, dict):
-        raise ValueError(f"a state is what fleet.state_dict() gives, not {saved!r}")
+    if not isinstance(saved, dict) or "format" not in saved:
+        kind = f"a dictionary of {', '.join(map(str, saved))[:100]}" if isinstance(saved, dict) else repr(saved)
+        raise ValueError(f"a state is what fleet.state_dict() gives, not {kind}")
     if saved.get("format") != FORMAT:
         raise ValueError(f"this state has format {saved.get('format')}, thinwire reads format {FORMAT}")
     if saved["method"] != str(fleet.method):
@@ -158,7 +162,7 @@ def _check_row(row: Row, saved: str) -> None:
 def _load_row(row: Row, lane: Lane, index: int, saved: dict[str, Any]) -> None:
     row.launched, row.landed, row.equal_at = int(saved["launched"]), int(saved["landed"]), int(saved["equal_at"])
     row.weighed_from = int(saved["weighed_from"])
-    lane.weighed, lane.landed = float(saved["weighed"]), float(saved["weight_landed"])
+    lane.weighed, lane.counted = float(saved["weighed"]), float(saved["weight_landed"])
     lane.unwell = bool(saved["unwell"])
     empty = saved["empty"].split(",")
     device = lane.live.device
@@ -182,9 +186,10 @@ def _load_flight(row: Row, flight: Flight, slot: dict[str, Any]) -> None:
     sent = Sent(buffers["own"], buffers["rest"], buffers["kept"], bool(slot["sick"]), float(slot["weighed"]), present)
     flight.sent.append(sent)
     if slot["lost"]:
-        flight.lost = _AllSick(slot["lost"])  # it stopped the run that was saved, if it had to; not this one too
+        flight.lost = AllSick(slot["lost"])  # it stopped the run that was saved, if it had to; not this one too
     else:
         mean, held = buffers["mean"], slot["held"].tolist()
+        source = int(slot["source"]) if slot["source"] >= 0 else None
         assert mean is not None
-        flight.answer = flight.answer or Answer(mean, [], None if all(held) else held, bool(slot["unequal"]))
+        flight.answer = flight.answer or Answer(mean, [], None if all(held) else held, source)
         flight.answer.shares.append(float(slot["share"]))

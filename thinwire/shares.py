@@ -100,7 +100,6 @@ class _Sharing(Exchange):
         self.message = order.contributions[0]
         self.size = 0 if order.kind == "two_shot" else self.message.numel()
         self.second_sizes = order.second_sizes
-        self.reducing = False
         own = self._parts(order) if order.kind == "two_shot" else self._slices(order)
         self.inner = shares.inner.exchange(own)
 
@@ -112,13 +111,9 @@ class _Sharing(Exchange):
         first = self.shares.rank * count
         mine = slice(first, first + count)
 
-        def reduce(index: int, payloads: Sequence[Tensor]) -> Tensor:
+        def reduce(index: int, payloads: Sequence[Tensor], headers: list[bytes]) -> Tensor:
             assert order.reduce is not None
-            self.reducing = True  # it asks for the headers, which the other ranks may not have yet
-            try:
-                return order.reduce(first + index, payloads)
-            finally:
-                self.reducing = False
+            return order.reduce(first + index, payloads, headers)
 
         given = [parts[mine] for parts in order.contributions]
         return replace(order, contributions=given, reduce=reduce, second_sizes=order.second_sizes[mine])
@@ -127,7 +122,7 @@ class _Sharing(Exchange):
         return self.inner.poll()
 
     def headers(self) -> list[bytes]:
-        return self.inner.headers() if self.reducing else self.shares.together(self.inner.headers)
+        return self.shares.together(self.inner.headers)
 
     def confirm(self, complete: bool) -> bool:
         return self.inner.confirm(complete)

@@ -139,9 +139,11 @@ def likely_address() -> str:
 
 def meet_at(address: str, worker: int, workers: int, timeout: float) -> Site:
     """The place of this process when worker 0 of every site meets at `address`: process r meets the other r-th ones."""
-    if not 0 <= worker < workers:
-        raise ValueError(f"worker must be from 0 to {workers - 1}, not {worker}")
-    host, _, port = address.rpartition(":")
+    if type(workers) is not int or workers < 1:
+        raise ValueError(f"workers must be a whole number, at least 1, not {workers!r}")
+    if type(worker) is not int or not 0 <= worker < workers:
+        raise ValueError(f"worker must be a whole number from 0 to {workers - 1}, not {worker!r}")
+    host, _, port = str(address).rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not HOST:PORT")
     host = host.strip("[]")

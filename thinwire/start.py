@@ -153,6 +153,10 @@ def _spread(fleet: Fleet, view: View) -> None:
     if not lives[0].names:
         return
     first = fleet.transport.broadcast([live.read() for live in lives], 0)
+    named = zip(lives[0].names, lives[0].layout.views(first), strict=True)
+    broken = next((name for name, values in named if not bool(torch.isfinite(values.sum()))), None)
+    if broken is not None:
+        raise ValueError(f"{broken} is not finite on worker 0, whose values all would start from: load others there")
     for live in lives:
         live.write(first)
 
@@ -165,4 +169,4 @@ def compare_shared_copies(fleet: Fleet) -> None:
             copy = row.sync.rule.shared_copy(lane.state)
             sums.append(b"" if copy is None else str(checksum(copy)).encode())
         if len(set(fleet.transport.talk(sums))) > 1:
-            row._send_copy_again(row.launched)
+            row.send_copy_again(row.launched, source=0)

@@ -28,6 +28,17 @@ def created_states(replica: Replica, name: str) -> frozenset[str]:
     return present or _trial_step(optimizer, group, parameter.ndim)
 
 
+def moments_of(replica: Replica) -> list[str]:
+    """The states present that lie as their parameters do: no counters, and not Adafactor's rows and columns."""
+    found = set()
+    for name, parameter in replica.trainable.items():
+        place = replica.group_of(name)
+        state = place[0].state.get(parameter, {}) if place else {}
+        tensors = ((key, value) for key, value in state.items() if isinstance(value, Tensor))
+        found |= {key for key, value in tensors if value.shape == parameter.shape and value.is_floating_point()}
+    return sorted(found - {"step"})
+
+
 def _named_tensors(state: dict[str, Any]) -> frozenset[str]:
     return frozenset(key for key, value in state.items() if isinstance(value, Tensor) and key != "step")
 

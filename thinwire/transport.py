@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-Reduce = Callable[[int, Sequence[Tensor]], Tensor]  # (part, its payloads in worker order) -> payload of the second leg
+# (part, its payloads and the headers in worker order) -> payload of the second leg
+Reduce = Callable[[int, Sequence[Tensor], list[bytes]], Tensor]
 
 
 class PeerLost(RuntimeError):
@@ -26,6 +27,10 @@ class PeerLost(RuntimeError):
     ) -> None:
         super().__init__(why)
         self.workers, self.row, self.round, self.step = tuple(workers), row, round, step
+
+
+class AllSick(PeerLost):
+    """No worker had anything finite to say: the round is lost, whatever the transport."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,8 @@ class _InMemory(Exchange):
         if self.order.kind == "gather":
             return given
         assert self.order.reduce is not None
-        return [self.order.reduce(part, [payloads[part] for payloads in given]) for part in range(len(given[0]))]
+        parts = zip(*given, strict=True)
+        return [self.order.reduce(part, payloads, self.order.headers) for part, payloads in enumerate(parts)]
 
 
 def add_in_order(buffers: Sequence[Tensor]) -> Tensor:

@@ -67,6 +67,42 @@ def test_a_gradient_that_is_not_finite_is_left_out(entry: Entry) -> None:
     assert finite(fleet) and all_equal(fleet) and fleet.events.counts == {"sick": 2}
 
 
+@pytest.mark.parametrize("who", range(3))
+def test_parameters_are_sent_again_from_a_healthy_worker(who: int) -> None:
+    """demo moves all alike by signs, so one that differs is mended: not from the one that is not finite."""
+    fleet = fleet_of(tw.demo(4, 4), 3, sgd)
+    train(fleet, 2)
+    poison(fleet, who, states=False)
+    train(fleet, 3)
+    assert finite(fleet) and all_equal(fleet) and "lost" not in fleet.events.counts
+    assert [event.text for event in fleet.events if event.kind == "unequal"] == [
+        f"row 0, round 3: the workers' parameters differed; worker {int(who == 0)}'s were sent again"
+    ]
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_what_moves_at_launch_is_mended_at_launch(phases: int) -> None:
+    """One gradient that is not finite costs one round: the state that it spoilt is cleared before the next step."""
+    fleet = fleet_of(tw.eager_diloco(6, outer_lr=0.2, phases=phases), 2, adamw)
+    train(fleet, 6)
+    for worker, replica in enumerate(fleet.replicas):
+        backward(replica.model, fleet.steps, worker)
+    for parameter in fleet.replicas[1].trainable.values():
+        if parameter.grad is not None:
+            parameter.grad.fill_(float("nan"))
+    fleet.step()
+    fleet.zero_grad()
+    train(fleet, 24)
+    assert finite(fleet) and fleet.events.counts["sick"] == 1
+
+
+def test_nobody_starts_from_what_is_not_finite() -> None:
+    fleet = fleet_of(tw.diloco(2), 2, sgd)
+    poison(fleet, 0, states=False)
+    with pytest.raises(ValueError, match="inner.weight is not finite on worker 0"):
+        train(fleet, 1)
+
+
 def test_the_healthy_ones_take_their_own_mean() -> None:
     """With one healthy worker of two its mean is what it holds; the sick one takes it outright."""
     fleet, alone = fleet_of(tw.local_sgd(4), 2, sgd), fleet_of(tw.local_sgd(100), 1, sgd)

@@ -13,7 +13,7 @@ import thinwire as tw
 from thinwire.live import Live
 from thinwire.rule import Reduced, Rule, Scope, State
 
-from .entries import fleet_of, same, sgd, snapshot, train
+from .entries import ENTRIES, adamw, all_equal, backward, fleet_of, same, sgd, snapshot, train, weights_of
 
 
 def evaluate(fleet: tw.Fleet) -> None:
@@ -178,3 +178,89 @@ def test_what_a_lost_message_held_is_owed_once() -> None:
         assert residual is not None
         residuals.append(float(residual.abs().sum()))
     assert residuals[0] > 0 and residuals[1] == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.01),
+        lambda p: torch.optim.Adamax(p, lr=0.01),
+    ],
+    ids=["amsgrad", "rmsprop", "adagrad", "adamax"],
+)
+def test_every_state_is_shared_where_equal_gradients_must_make_equal_steps(make: Any) -> None:
+    fleet = fleet_of(tw.local_sgd(100), 2, make)
+    train(fleet, 4)
+    fleet.switch(tw.ddp())
+    train(fleet, 3)
+    assert all_equal(fleet)
+
+
+def test_ddp_that_begins_with_unequal_states_makes_them_equal() -> None:
+    """Optimizers loaded from checkpoints of their own, as after a change of the number of workers."""
+    apart = fleet_of(tw.local_sgd(100), 2, adamw)
+    train(apart, 4)
+    fleet = tw.Fleet([tw.Replica(r.model, r.optimizers) for r in apart.replicas], tw.ddp(), tw.Local())
+    train(fleet, 3)
+    assert all_equal(fleet)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fleet: fleet.finish(),
+        lambda fleet: fleet.drain(),
+        lambda fleet: fleet.switch(tw.local_sgd(2)),
+        lambda fleet: fleet.load_state_dict(fleet.state_dict()),
+        lambda fleet: train(fleet, 1),
+    ],
+    ids=["finish", "drain", "switch", "load", "step"],
+)
+def test_nothing_that_lasts_happens_inside_evaluating(call: Any) -> None:
+    fleet = fleet_of(tw.local_sgd(3), 2)
+    train(fleet, 4)
+    before = weights_of(fleet)
+    with fleet.evaluating(), fleet.evaluating(), pytest.raises(ValueError, match="after that block"):
+        call(fleet)
+    assert all(same(a, b) for a, b in zip(before, weights_of(fleet), strict=True))
+    call(fleet)
+
+
+def test_weights_count_from_the_end_of_the_last_training_on() -> None:
+    """Worker 0 had no tokens since the last round when training ended; after that both have as many."""
+    fleet = fleet_of(tw.local_sgd(4), 2, sgd)
+    train(fleet, 4)
+    fleet.replicas[0].weight = 0
+    train(fleet, 2)
+    fleet.finish()
+    for replica in fleet.replicas:
+        replica.weight = 1
+    anew = fleet_of(tw.local_sgd(2), 2, sgd)
+    for replica, other in zip(anew.replicas, fleet.replicas, strict=True):
+        replica.model.load_state_dict(other.model.state_dict())
+    train(fleet, 2)
+    train(anew, 2, begin=6)
+    for mine, theirs in zip(weights_of(fleet)[0], weights_of(anew)[0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["ddp", "desloc", "diloco int8", "eager e3m0", "decoupled mean", "sparseloco", "demo"])
+def test_the_users_default_device_is_the_users(name: str) -> None:
+    """What thinwire makes for itself is made on the tensors' device, or in host memory."""
+    entry = ENTRIES[name]
+    plain, fleet = (fleet_of(entry.method, 3, entry.optimizer) for _ in range(2))
+    train(plain, 4)
+    try:
+        for step in range(4):
+            for worker, replica in enumerate(fleet.replicas):
+                backward(replica.model, step, worker)
+            torch.set_default_device("meta")
+            fleet.step()
+            fleet.zero_grad()
+            fleet.load_state_dict(fleet.state_dict())
+            torch.set_default_device(None)
+    finally:
+        torch.set_default_device(None)
+    assert same(snapshot(plain), snapshot(fleet))

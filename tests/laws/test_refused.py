@@ -95,6 +95,20 @@ def a_fleet(replicas: Any = None, method: Any = None, transport: Any = None) -> 
     return tw.Fleet(own if replicas is None else replicas, method or tw.diloco(2), transport)
 
 
+def a_replica(weight: float = 1, twice: bool = False) -> tw.Replica:
+    model = nn.Linear(2, 1)
+    optimizer = sgd(model.parameters())
+    return tw.Replica(model, [optimizer] * (1 + twice), weight)
+
+
+def attached_twice() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = sgd(model.parameters())
+    tw.attach(model, optimizer, tw.diloco(2), tw.Local()).detach()  # may be attached again after that
+    for _ in range(2):
+        tw.attach(model, optimizer, tw.diloco(2), tw.Local())
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -112,9 +126,41 @@ def a_fleet(replicas: Any = None, method: Any = None, transport: Any = None) -> 
         (lambda: a_fleet([nn.Linear(2, 1)]), "a list of tw.Replica"),
         (lambda: a_fleet([]), "at least one"),
         (lambda: a_fleet(transport=tw.Local), "a transport is such as"),
+        (lambda: tw.streaming_diloco(4, 3), "lists of names or patterns"),  # type: ignore[arg-type]
+        (lambda: tw.streaming_diloco(4, ["weight", "bias"]), "lists of names or patterns"),
+        (lambda: tw.Outer(0.7), "an outer step is such as tw.Nesterov"),  # type: ignore[arg-type]
+        (lambda: tw.Carry(None), "an outer step is such as tw.Nesterov"),  # type: ignore[arg-type]
+        (lambda: tw.table("mine", "params", every=3), "a table is made of tw.Sync"),  # type: ignore[arg-type]
+        (lambda: tw.moment(), "a moment is named"),
+        (lambda: tw.cost(tw.diloco(4), nn.Linear(2, 1), 2).bytes(7.5), "steps must be"),  # type: ignore[arg-type]
+        (lambda: tw.cost(tw.diloco(4), nn.Linear(2, 1), 2).wire(-1), "steps must be"),
+        (lambda: tw.Group.connect("127.0.0.1:29500", worker="0", workers=2), "whole number from 0 to 1"),  # type: ignore[arg-type]
+        (lambda: tw.Group.connect("127.0.0.1:29500", worker=0, workers=0), "workers must be"),
+        (lambda: tw.by_layer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), 2.0), "not 2.0"),  # type: ignore[arg-type]
+        (
+            lambda: tw.Replica(nn.Linear(2, 1), sgd(nn.Linear(2, 1).parameters())),
+            "no trainable parameter of this model",
+        ),
+        (lambda: a_replica(twice=True), "given twice"),
+        (lambda: a_replica(weight="2"), "replica.weight must be a finite number"),  # type: ignore[arg-type]
+        (lambda: a_replica(weight=None), "replica.weight must be a finite number"),  # type: ignore[arg-type]
+        (lambda: a_fleet([tw.Replica(nn.Linear(2, 1), [])]), "no optimizer"),
+        (lambda: a_fleet([a_replica()] * 2), "share a model"),
+        (lambda: attached_twice(), "attached to a fleet already"),
+        *(
+            (lambda clip=clip: tw.Fleet([a_replica()], tw.ddp(), tw.Local(), clip=clip), "clip is the largest norm")
+            for clip in (-1, 0, float("nan"), "1", True)
+        ),
+        (lambda: a_fleet().load_state_dict({}), "what fleet.state_dict"),
         (lambda: a_fleet().load_state_dict(None), "what fleet.state_dict"),  # type: ignore[arg-type]
     ],
 )
 def test_a_mistake_is_answered_with_what_to_give(wrong: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         wrong()
+
+
+@pytest.mark.parametrize("delay", [4, 8])
+def test_a_table_that_learns_nothing_is_warned_of(delay: int) -> None:
+    with pytest.warns(UserWarning, match="use another delay, or mix=0.5"):
+        tw.streaming_diloco(4, [["*"]], delay=delay, mix=0)

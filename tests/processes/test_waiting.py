@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +16,7 @@ import thinwire as tw
 from tests.cluster import FORKS, Cluster, free_port
 from tests.toy import replicas, sgd, train
 from thinwire import conversation, group
+from thinwire.transport import Key
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -98,3 +101,55 @@ def closed_at_exit(rank: int) -> bool:
 def test_connections_are_closed_before_python_ends(cluster: Cluster) -> None:
     """A gloo thread that lets go of a tensor when Python has ended aborts the process."""
     assert cluster.run(closed_at_exit, 2) == [True, True]
+
+
+class SlowWork:
+    """As a collective of NCCL: a wait with a limit that runs out breaks it; `is_completed` says when it has ended."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end, self.broken = time.monotonic() + seconds, False
+
+    def is_completed(self) -> bool:
+        return self.broken or time.monotonic() > self.end
+
+    def wait(self, limit: datetime.timedelta | None = None) -> None:
+        if limit is not None and time.monotonic() + limit.total_seconds() < self.end:
+            self.broken = True
+            raise RuntimeError("Watchdog caught collective operation timeout")
+        time.sleep(max(0.0, self.end - time.monotonic()))
+
+
+def test_a_collective_that_must_not_be_waited_for_with_a_limit_is_looked_at() -> None:
+    work = SlowWork(0.2)
+    watched = group._Watched(work)
+    with pytest.raises(RuntimeError, match="under way"):
+        watched.wait(datetime.timedelta(seconds=0.01))
+    assert not watched.is_completed() and not work.broken
+    watched.wait(datetime.timedelta(seconds=20))
+    assert watched.is_completed() and not work.broken
+
+
+class LateWork:
+    """It ends well, between a wait that was too short and the question whether it has ended."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def is_completed(self) -> bool:
+        return self.ended
+
+    def wait(self, limit: datetime.timedelta) -> None:
+        if not self.ended:
+            self.ended = True
+            raise RuntimeError("Operation timed out!")
+
+
+def a_late_end(rank: int) -> bool:
+    transport = tw.Group()
+    transport.open(1, 64)
+    transport._wait(LateWork(), Key("consensus"))
+    return True
+
+
+def test_what_ends_just_after_a_wait_has_not_failed(cluster: Cluster) -> None:
+    assert cluster.run(a_late_end, 2) == [True, True]

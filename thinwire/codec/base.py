@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from .pages import fresh
 
 STRIP = 1 << 19  # values: several buffers of it stay in a cache, and calls cost little beside it
 Weight = float | Tensor  # one number for a whole payload, or one per value of the buffer
+Made = TypeVar("Made")
+
+
+def on_host(make: Callable[..., Made]) -> Callable[..., Made]:
+    """What it makes from nothing is made in host memory, whatever device is the user's default."""
+
+    @wraps(make)
+    def made(*args: Any) -> Made:
+        with torch.device("cpu"):
+            return make(*args)
+
+    return made
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from math import cos, pi, sqrt
 import torch
 from torch import Tensor
 
+from .base import on_host
+
 STEP = 1 << 20  # values worked on at once on a CPU: what stays in its caches, with all that is made on the way
 
 
@@ -196,6 +198,7 @@ class Strip:
 
 
 @lru_cache(maxsize=256)
+@on_host
 def cosines(size: int, device: torch.device) -> Tensor:
     """The orthonormal DCT-II matrix, fp32 (frequency, place), worked out in double precision."""
     rows = [

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from .base import Layout
+from .base import Layout, on_host
 
 Streams = list[tuple[int, int]]  # of the indices of a payload: how many, and their bits
 
@@ -93,6 +93,7 @@ class Cut:
 
 
 @lru_cache(maxsize=64)
+@on_host
 def cut(layout: Layout, chunk: int, k: int, device: torch.device) -> Cut:
     """A full chunk has `chunk` values and keeps `k`; one with fewer real ones as large a part, but at least one."""
     chunks = _chunks(layout, chunk, k)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout, Weight
+from .base import Codec, Layout, Weight, on_host
 from .blocks import Blocked, aligned, as_type, by_kernels
 from .triton import usable
 
@@ -175,6 +175,7 @@ class E3M0(Blocked):
 
 
 @lru_cache(maxsize=16)
+@on_host
 def levels(device: torch.device) -> Tensor:
     """int64 [256]: of each byte the two floats that its codes are in a block with e = 0."""
     level = torch.tensor([0.0] + [2.0**e for e in range(-6, 1)], dtype=torch.float32)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import Weight
+from .base import Weight, on_host
 from .cosine import cosines
 from .cut import Cut, cut
 from .plan import Piece, Plan
@@ -118,6 +118,7 @@ def _together(weights: Sequence[Weight], device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@on_host
 def tiles(plan: Plan, cut: Cut, chunk: int, device: torch.device) -> Tiles:
     from .triton.dct import Tiles
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Layout
+from .base import Layout, on_host
 from .cosine import Blocks
 
 
@@ -76,6 +76,7 @@ class Batch:
 
 
 @lru_cache(maxsize=256)
+@on_host
 def rows(batch: Batch, device: torch.device) -> Tensor:
     starts = [piece.first // batch.blocks.columns for piece in batch.pieces]
     pieces = [torch.arange(at, at + p.blocks.rows) for at, p in zip(starts, batch.pieces, strict=True)]

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout, Weight, divide_by_weights
+from .base import Codec, Layout, Weight, divide_by_weights, on_host
 from .bits import pack, packed, unpack
 from .blocks import gather, spread
 from .cut import Cut, Streams, counted, cut
@@ -38,7 +38,7 @@ class TopK(Codec):
     def __init__(
         self, k: int, chunk: int = 4096, values: Codec | None = None, merge: Literal["senders", "mean"] = "senders"
     ) -> None:
-        if not (isinstance(k, int) and isinstance(chunk, int) and 1 <= k <= chunk <= 1 << 16):
+        if not (type(k) is int and type(chunk) is int and 1 <= k <= chunk <= 1 << 16):
             raise ValueError(f"TopK keeps k of each chunk, 1 <= k <= chunk <= 65536: got k={k}, chunk={chunk}")
         if merge not in ("senders", "mean"):
             raise ValueError(f'merge is "senders" or "mean", not {merge!r}')
@@ -142,6 +142,7 @@ class TopK(Codec):
 
 
 @lru_cache(maxsize=64)
+@on_host
 def side_by_side(weights: tuple[float, ...], device: torch.device) -> Tensor:
     """(workers, 1)"""
     return torch.tensor(weights, dtype=torch.float32)[:, None].to(device)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout, Weight
+from .base import Codec, Layout, Weight, on_host
 from .bits import unpack
 from .blocks import aligned, by_kernels, fill, gapless, gather, spread, squeeze
 from .dense import Int8
@@ -180,6 +180,7 @@ def _bytes(layout: Layout) -> Layout:
 
 
 @lru_cache(maxsize=64)
+@on_host
 def _first_levels(layout: Layout, device: torch.device) -> Tensor:
     """int64: for each value as it is sent, where its tensor's table begins."""
     spans = torch.tensor([span for span in _quads(layout).spans if span], dtype=torch.int64)
@@ -187,6 +188,7 @@ def _first_levels(layout: Layout, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@on_host
 def _rows(layout: Layout, device: torch.device) -> _Rows:
     sizes = [size for size in layout.sizes if size]
     counts = [min(WIDTH, size - at) for size in sizes for at in range(0, size, WIDTH)]

@@ -178,7 +178,7 @@ class Healing(CheckpointTransport[Any]):
 
 
 def _receive(channel: Channel, dtype: torch.dtype, shape: list[int]) -> Tensor:
-    tensor = torch.empty(shape, dtype=dtype)
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
     channel.receive_into(raw(tensor))
     return tensor
 

@@ -86,7 +86,11 @@ def _copy(tensor: Tensor, path: str) -> Tensor:
 
 
 def _as_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        if text
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _stage(tensor: Tensor, tensors: list[Tensor]) -> int:

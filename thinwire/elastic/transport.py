@@ -302,12 +302,16 @@ class Elastic(Transport):
         store, rank, size = place
         try:
             where = f"{store}/{word}", rank, size
-            epoch = connect(number, where, self.address, lambda t: t.open(1, self._header_length), me)
+            epoch = connect(number, where, self.address, self._open, me)
             check_facts(me, epoch.members)
         except ValueError as error:
             self._trouble = error
             raise
         self._pending = epoch
+
+    def _open(self, transport: Transport) -> None:
+        transport.notify = self._tell
+        transport.open(1, self._header_length)
 
     def _adopt(self, epoch: Epoch) -> None:
         before, self.epoch, self._pending = self.epoch, epoch, None
@@ -317,7 +321,6 @@ class Elastic(Transport):
         self.worker, self.workers, self.parts = epoch.transport.worker, epoch.transport.workers, epoch.transport.parts
         self._slot = epoch.members[epoch.ids.index(self.id)].slot
         self.beginning = epoch.beginning
-        epoch.transport.notify = self.notify
         if hasattr(epoch.transport, "watch"):
             epoch.transport.watch(lambda: self._gone(epoch))
         self.reporter.say(quorum=epoch.number, taking_part=epoch.ids, alone=epoch.alone)

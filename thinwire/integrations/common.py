@@ -13,10 +13,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from ..calls import led
 from ..fleet import Fleet
 from ..group import Group
 from ..header import checksum
-from ..lead import led
 from ..replica import local
 from ..transport import Transport
 

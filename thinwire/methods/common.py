@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..codec.base import Codec
 from ..codec.dense import Float32
@@ -26,6 +27,8 @@ def table(name: str, *rows: Sync, every: int) -> Method:
     params   every 8  Average()    Float32()
     buffers  every 8  Overwrite()  Statistics()
     """
+    if not all(isinstance(row, Sync) for row in rows):
+        raise ValueError(f"a table is made of tw.Sync(view, when, rule) rows, not {rows!r}")
     return Method(name, (*rows, Sync(buffers, Every(every), Overwrite(), Statistics())))
 
 
@@ -50,10 +53,17 @@ def views_of(fragments: Fragments | None) -> list[View]:
     """The parameters as one view, or one view per fragment."""
     if fragments is None:
         return [params]
-    if not fragments:
-        raise ValueError("fragments is empty: leave it out, or give lists of parameter names, as tw.by_layer does")
+    if not fragments or not _are_lists_of_names(fragments):
+        raise ValueError(
+            f"fragments are lists of names or patterns of parameters, as of tw.by_layer(model, 3), not {fragments!r}"
+        )
     frozen = tuple(tuple(fragment) for fragment in fragments)
     return [params.where(Fragment(number, frozen)) for number in range(len(frozen))]
+
+
+def _are_lists_of_names(fragments: Any) -> bool:
+    listed = isinstance(fragments, (list, tuple)) and all(isinstance(names, (list, tuple)) for names in fragments)
+    return listed and all(isinstance(name, str) for names in fragments for name in names)
 
 
 def parameter_rows(

@@ -56,7 +56,7 @@ def _periods(every: int, moments: Moments, delay: int) -> list[tuple[tuple[str, 
 
 
 def local_adam(every: int, delay: int = 0) -> Method:
-    """Parameters and every moment meet every `every` steps.
+    """Parameters and the moments (exp_avg, exp_avg_sq, momentum_buffer) meet every `every` steps.
 
     >>> len(local_adam(every=32).rows)
     4

@@ -45,7 +45,7 @@ def eager_diloco(
     >>> print(eager_diloco(every=30, phases=2).rows[0].when)
     every 30, delay 60
     """
-    if not isinstance(phases, int) or phases < 1:
+    if type(phases) is not int or phases < 1:
         raise ValueError(f"phases must be a whole number, at least 1, not {phases!r}")
     rule = Eager(Nesterov(outer_lr, outer_momentum))
     return table("eager_diloco", *parameter_rows(fragments, every, phases * every, rule, codec), every=every)

@@ -23,13 +23,25 @@ class Keeper:
         self.run, self.config, self.place, self.talk = run, config, place, talk
         suffix = f"-shard-{place.inner}" if place.inside > 1 else ""
         self.parts = [f"worker-{worker}{suffix}" for worker in place.hosted]
+        self.whole: list[int] = []  # steps to go back to, in the order in which the run came by them
 
     def save(self, trainer: Trainer) -> None:
+        """Write this step. Then drop all but the last whole ones: also those that the run went back behind."""
+        step = trainer.step
+        try:
+            self._write(trainer)
+        except OSError:
+            if step not in self.whole:  # some of its parts are no checkpoint
+                checkpoint.drop(self.run, step, self.parts)
+            raise
+        self.whole = [*(other for other in self.whole if other != step), step][-self.config.train.keep :]
+        checkpoint.drop_others(self.run, self.parts, self.whole)
+
+    def _write(self, trainer: Trainer) -> None:
         fleet = trainer.fleet.state_dict()
         for index, part in enumerate(self.parts):
             files = self._worker(trainer, index) | {"fleet.pt": _of_worker(fleet, self.place.hosted[index])}
             checkpoint.save_part(self.run, trainer.step, part, self.config.workers, files)
-        checkpoint.prune(self.run, self.parts, self.config.train.keep)
 
     def _worker(self, trainer: Trainer, index: int) -> checkpoint.Files:
         replica = trainer.team.replicas[index]
@@ -51,10 +63,16 @@ class Keeper:
 
     def restore(self, trainer: Trainer) -> None:
         """Bring the trainer to the newest step that every process has whole, and open its fleet."""
-        listings = self.place.notes.exchange(self._usable())
+        heard = self.place.notes.exchange(self._usable())
+        listings = [good for good, _ in heard]
+        if not any(good or refused for good, refused in heard):
+            self.talk.say(f"{self.run} has no checkpoint yet: it begins at step 0")
+            trainer.open_fleet(self.config.method)
+            return
         if not set.intersection(*map(set, listings)):
             self.place.notes.leave()  # every process is about to refuse, and each must hear why
         step = trainer.step = checkpoint.agree(listings)
+        self.whole = [good for good in reversed(listings[self.place.notes.process]) if good <= step]
         workers = checkpoint.workers_of(self.run, step)
         if workers != self.config.workers:
             self._from_the_mean(trainer, step)
@@ -65,19 +83,23 @@ class Keeper:
             self._load_worker(trainer, index, files)
         self._open_fleet(trainer, stored[0]["state.pt"], [files["fleet.pt"] for files in stored])
 
-    def _usable(self) -> list[int]:
-        """Steps that are whole here; a line for each that is not, down to the newest that is."""
+    def _usable(self) -> tuple[list[int], bool]:
+        """Steps that are whole here, and whether any is not; a line for each that is not, down to the newest whole."""
         good: list[int] = []
+        refused = False
         for step in checkpoint.steps_in(self.run):
+            if not checkpoint.parts_in(self.run, step):
+                continue  # the process ended within its first part
             same = checkpoint.workers_of(self.run, step) in (None, self.config.workers)
             try:
                 for part in self.parts if same else checkpoint.parts_in(self.run, step):
                     checkpoint.verify(self.run, step, part)
                 good.append(step)
             except checkpoint.Damaged as error:
+                refused = True
                 if not good:
                     self.talk.say(f"refused {error}; looking for the one before")
-        return good
+        return good, refused
 
     def _load_worker(self, trainer: Trainer, index: int, files: checkpoint.Files) -> None:
         replica, state = trainer.team.replicas[index], files["state.pt"]
@@ -91,8 +113,8 @@ class Keeper:
         trainer.open_fleet(stored)
         trainer.fleet.load_state_dict({key: value for fleet in fleets for key, value in fleet.items()})
         if stored != self._method():
-            trainer.fleet.switch(trainer.method(self.config.method))
             self._mean_moments(trainer)
+            trainer.fleet.switch(trainer.method(self.config.method))
             self._say_change(f"method {stored['name']} -> {self.config.method['name']}")
 
     def _mean_moments(self, trainer: Trainer) -> None:

@@ -1,0 +1,112 @@
+"""What a fleet does when training ends, or goes on with another method. Collective, both."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from . import start
+from .agreement import Agreement, meet, swap_in
+from .calls import led
+from .live import Live
+from .replica import Replica, moment
+from .state_names import moments_of
+from .table import Method, a_method
+from .transport import PeerLost
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+
+def finish(fleet: Fleet) -> None:
+    """An elastic fleet tries again with those who are left."""
+    attempt = 1
+    while True:
+        try:
+            return _finish(fleet, attempt)
+        except PeerLost:
+            if not fleet.transport.elastic:
+                raise
+            attempt += 1
+
+
+def _finish(fleet: Fleet, attempt: int) -> None:
+    if fleet.transport.elastic:
+        fleet.begin()
+        fleet.drain()
+        fleet.transport.renew(fleet.steps + attempt, ahead=False, ends=True)
+        fleet.calls = 0  # a worker that came late, or failed earlier, has counted others
+    final = _settle(fleet)
+    for replica in fleet.replicas:
+        swap_in(replica, final)
+    _restart(fleet)
+
+
+@led
+def _settle(fleet: Fleet) -> dict[str, Tensor]:
+    meet(fleet, "finish")
+    fleet.drain()
+    for row in fleet.rows:
+        for lane in row.lanes:
+            with lane.borrowed() as state:
+                row.sync.rule.settle(lane.live, state)
+    return Agreement(fleet, finished=True).tensors()
+
+
+@led
+def _restart(fleet: Fleet) -> None:
+    """Workers may be a skipped step apart: all count their rounds from where the farthest is."""
+    latest = max(map(int, fleet.transport.talk([str(fleet.steps).encode()] * len(fleet.replicas))))
+    for row in fleet.rows:
+        row.begin()
+        row.launched = row.landed = row.sync.every.rounds_due(latest)
+
+
+def switch(fleet: Fleet, method: Method) -> None:
+    """Drain, take the consensus, start new outer state."""
+    if fleet.transport.elastic:
+        raise ValueError("an elastic fleet keeps its method, or newcomers would not know it: stop, and start anew")
+    fleet.rows_of(a_method(method).resolved(fleet.replicas[0]))  # what cannot be is said before anything changes
+    agreed = _drained_consensus(fleet)
+    for replica in fleet.replicas:
+        swap_in(replica, agreed)
+    fleet.set_method(method)
+    if fleet.island.turns_to_leads(fleet):
+        fleet.build_rows()
+    _compare_settings(fleet)
+    if fleet.gradient_rows():
+        share_moments(fleet)
+    _restart(fleet)
+
+
+@led
+def _drained_consensus(fleet: Fleet) -> dict[str, Tensor]:
+    meet(fleet, "consensus")
+    fleet.drain()
+    return fleet.consensus()
+
+
+@led
+def _compare_settings(fleet: Fleet) -> None:
+    start.compare_settings(fleet)
+
+
+@led
+def share_moments(fleet: Fleet) -> None:
+    """Equal gradients make equal steps only from equal states, which no row of gradients carries."""
+    sums = [json.dumps(_checksums(replica)).encode() for replica in fleet.replicas]
+    heard = fleet.transport.talk(sums)
+    if len(set(heard)) == 1:
+        return
+    for state in sorted({state for blob in heard for state in json.loads(blob)}):
+        lives = [Live(moment(state), replica, align=1) for replica in fleet.replicas]
+        mean = fleet.transport.add([live.read() for live in lives]).div_(fleet.workers)
+        for live in lives:
+            live.write(mean)
+
+
+def _checksums(replica: Replica) -> dict[str, int]:
+    lives = {state: Live(moment(state), replica, align=1) for state in moments_of(replica)}
+    return {state: live.checksum(live.read()) for state, live in lives.items()}
