@@ -164,6 +164,34 @@ _DECOUPLED = [
     for m in (2, 4, 8)
 ]
 
+_SMALL = [
+    Claim("small, on a CPU: eager at H = 30, M = 2, loses at most the published 2.3%",
+          gap_at_most("small M2 H30 eager", "small M2 H30 diloco .4", 2.3)),
+    Claim("small: the same at H = 100", gap_at_most("small M2 H100 eager", "small M2 H100 diloco .4", 2.3)),
+    Claim("small: E3M0 costs eager less than 1%", gap_at_most("small M2 H30 eager E3M0", "small M2 H30 eager", 1)),
+    Claim("small: one inner step of overlap loses less than 1%",
+          gap_at_most("small M2 H30 one inner step", "small M2 H30 diloco .4", 1)),
+    Claim("small: delayed is clearly worse than eager, M = 2",
+          gap_at_least("small M2 H30 delayed", "small M2 H30 eager", 2)),
+    Claim("small: relay within 1.15% at H = 30, M = 2",
+          gap_at_most("small M2 H30 relay", "small M2 H30 diloco .6", 1.15)),
+    *(
+        Claim(f'small: "{variant}" at M = {m}: 16x fewer bytes than DiLoCo at 128, loss between 128 and 512',
+              between_the_periods(f"{variant} 128", f"small M{m} "))
+        for variant in ("consensus", "mean")
+        for m in (2, 8)
+    ),
+    *(
+        Claim(f'small: "consensus" for a ResNet-8 on Fashion-MNIST, M = {m}: the same',
+              between_the_periods("consensus", f"small resnet M{m} "))
+        for m in (2, 4, 8)
+    ),
+    Claim("small: a slow momentum (.99) inside helps two bits every 64",
+          gap_at_most("small slow muon 1000x two bits 64", "small muon 1000x two bits 64", 0)),
+    Claim("small: DES-LOC equals averaging all states with ADOPT, second beta .99",
+          same("small ADOPT .99 desloc 32", "small ADOPT .99 local 32")),
+]  # fmt: skip
+
 _COMPOSED = [
     Claim("goal: within 1% of DDP at 1000x fewer bytes, M = 4, 25M tokens, AdamW",
           best_at_most("1000x", "rate adamw", 1)),
@@ -181,4 +209,4 @@ _COMPOSED = [
           gap_at_most("muon 100M two bits 192", "muon 100M ddp", 1)),
 ]  # fmt: skip
 
-CLAIMS: list[Claim] = _DESLOC + _OVERLAP + _DECOUPLED + _COMPOSED
+CLAIMS: list[Claim] = _DESLOC + _OVERLAP + _DECOUPLED + _COMPOSED + _SMALL

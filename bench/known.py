@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 AGAIN = ", seed 1"  # how the name of a run with the second seed ends
+SMALL = "small "  # how the name of a run on a CPU begins
 
 
 class NotRun(Exception):
@@ -36,13 +37,14 @@ class Known:
         both_again = {name + AGAIN, to + AGAIN} <= set(self.results)
         return [self.gap(name + end, to + end, lowest) for end in ("", *[AGAIN] * both_again)]
 
-    def changes(self) -> dict[str, float]:
-        """What the second seed changed, in percent of the loss, of every run that has one."""
-        return {name: abs(self.gap(name + AGAIN, name)) for name in self.results if name + AGAIN in self.results}
+    def changes(self, small: bool = False) -> dict[str, float]:
+        """What the second seed changed, in percent of the loss, of every run that has one: of large ones, or small."""
+        again = [name for name in self.results if name + AGAIN in self.results and name.startswith(SMALL) == small]
+        return {name: abs(self.gap(name + AGAIN, name)) for name in again}
 
     def noise(self, *names: str) -> float:
-        """The most that another seed changed among `names` if all have one, else the median of all that have."""
-        changes = self.changes()
+        """The most that another seed changed among `names` if all have one, else the median of all of their size."""
+        changes = self.changes(small=bool(names) and names[0].startswith(SMALL))
         chosen = [changes[name] for name in names if name in changes]
         return max(chosen) if chosen and len(chosen) == len(names) else median(changes.values())
 

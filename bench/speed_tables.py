@@ -182,12 +182,20 @@ _LINES = "10 Mbit/s", "60 Mbit/s", "200 Mbit/s", "1,000 Mbit/s"
 _BUSY = "Percent of the time in which {} workers compute, measured / planned, on shaped lines; above 100 is noise."
 _MEMORY = "What a method adds at its peak, measured / predicted by `tw.cost`, in GB;"
 
+_IMAGES = (
+    " images a step over all workers, AdamW with a cosine, one rate for all. Loss on the test images (accuracy), of"
+    " what `fleet.consensus()` gives, and what a worker sent."
+)
 RESNET = Speed(
     "A ResNet-20 on Fashion-MNIST", "resnet_fashion",
     "python bench/quality_resnet.py --data data/fashion --out bench/results/resnet_fashion.json",
-    "256 images a step over all workers, AdamW with a cosine, one rate for all. Loss on the test images (accuracy), of"
-    " what `fleet.consensus()` gives, and what a worker sent.",
-    ("method", "2 workers", "4 workers", "8 workers"), images,
+    "2,048 steps of 256" + _IMAGES, ("method", "2 workers", "4 workers", "8 workers"), images,
+)  # fmt: skip
+SMALL_RESNET = Speed(
+    "On a CPU: a ResNet-8 on Fashion-MNIST", "resnet_fashion_small",
+    "python bench/quality_resnet.py --data data/fashion --blocks 1 --images 128 --steps 1536 --parallel 1"
+    " --out bench/results/resnet_fashion_small.json",
+    "1,536 steps of 128" + _IMAGES, ("method", "2 workers", "4 workers", "8 workers"), images,
 )  # fmt: skip
 
 SPEED = peer_tables() + [

@@ -17,10 +17,10 @@ from typing import Any
 import plots
 from claims import CLAIMS
 from fill import flow
-from known import AGAIN, Known
+from known import AGAIN, SMALL, Known
 from quality import Run, read_list
 from results_text import KEPT, NOT_LISTED, lessons, preface
-from speed_tables import RESNET, RESULTS, SPEED, markdown, read
+from speed_tables import RESNET, RESULTS, SMALL_RESNET, SPEED, Speed, markdown, read
 
 ROOT = Path(__file__).parents[1]
 LISTS, PAGE = ROOT / "bench/runs", ROOT / "docs/results.md"
@@ -54,11 +54,11 @@ def read_earlier() -> Results:
     return {f"earlier {run['name']}": run for run in runs}
 
 
-def read_resnet() -> Results:
-    """Runs of the ResNet with the first seed, named as claims name them."""
-    runs = [] if RESNET.missing else read(RESNET.file)["results"]["runs"]
+def read_resnet(bench: Speed, prefix: str) -> Results:
+    """Runs of a ResNet with the first seed, named as claims name them."""
+    runs = [] if bench.missing else read(bench.file)["results"]["runs"]
     return {
-        f"resnet M{run['workers']} {run['method']}": {"finished": run["loss"], "bytes_sent": run["bytes_sent"]}
+        f"{prefix} M{run['workers']} {run['method']}": {"finished": run["loss"], "bytes_sent": run["bytes_sent"]}
         for run in runs
         if run["seed"] == min(run["seed"] for run in runs)
     }
@@ -107,7 +107,8 @@ def table_of(rows: list[dict[str, str]]) -> str:
 
 
 def quality(table: Table, results: Results) -> str:
-    command = f"python bench/evidence.py bench/runs/{table.path.name}"
+    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 16 --seconds 7000" * (table.runs[0].preset == "1M")
+    command = f"python bench/evidence.py bench/runs/{table.path.name}{on_a_cpu}"
     missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
     found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]
     body = table_of(found) if found else ""
@@ -119,7 +120,7 @@ def seeds(known: Known) -> str:
     head = ("run", "seed 0", "seed 1", "change")
     rows = [
         [name, f"{known.loss(name):.4f}", f"{known.loss(name + AGAIN):.4f}", f"{known.gap(name + AGAIN, name):+.2f}%"]
-        for name in known.changes()
+        for name in {**known.changes(), **known.changes(small=True)}
     ]
     return "### What another seed changes\n\n" + markdown(head, rows)
 
@@ -140,7 +141,7 @@ def points(results: Results) -> list[tuple[str, float, float]]:
     found = []
     for name, result in results.items():
         gap = gap_to_ddp(result, results)
-        if gap is not None and result["method"] != "tw.ddp()":
+        if gap is not None and result["method"] != "tw.ddp()" and not name.startswith(SMALL):
             tokens = f"{result['steps'] * result['tokens'] / 1e6:.0f}M tokens"
             found.append((f"{result['optimizer']}, {tokens}", Known(results).fewer(name), gap))
     return found
@@ -158,14 +159,16 @@ def earlier(runs: Results) -> str:
 
 def not_measured() -> str:
     names = [
-        f"{speed.title[0].lower()}{speed.title[1:]} (`{speed.command}`)" for speed in [RESNET, *SPEED] if speed.missing
+        f"{speed.title[0].lower()}{speed.title[1:]} (`{speed.command}`)"
+        for speed in [RESNET, SMALL_RESNET, *SPEED]
+        if speed.missing
     ]
     return flow("- Benches without a recorded run: " + "; ".join(names) + ".") + "\n" if names else ""
 
 
 def page() -> str:
     results, older = read_results(), read_earlier()
-    known = Known({**results, **older, **read_resnet()})
+    known = Known({**results, **older, **read_resnet(RESNET, "resnet"), **read_resnet(SMALL_RESNET, "small resnet")})
     pictures = [
         plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results)), plots.passes(results),
     ]  # fmt: skip
@@ -173,7 +176,7 @@ def page() -> str:
         preface(known) + machines(results), claims(known), lessons(known),
         "## Quality at equal tokens\n", *pictures,
         *(quality(table, results) for table in read_tables(results)), KEPT,
-        *([] if RESNET.missing else [RESNET.section()]), seeds(known), earlier(older),
+        *(bench.section() for bench in (RESNET, SMALL_RESNET) if not bench.missing), seeds(known), earlier(older),
         "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
         NOT_LISTED + not_measured(),
     ]  # fmt: skip

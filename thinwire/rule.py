@@ -8,7 +8,6 @@ round that is lost never happened. Delayed and eager updates take their outer st
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from torch import Tensor
 
 from .codec.base import STRIP
 from .live import Live
-from .replica import FIRST_MOMENTS
-from .schedule import Every
 
 State = dict[str, Tensor | None]
 Agreement = Literal["mean", "shared", "first"]
@@ -623,43 +620,3 @@ def check_fraction(name: str, value: float) -> None:
     """Refuse what is no number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
-
-
-def check_delay(rule: Rule, when: Every) -> None:
-    """A second launch before the first has landed would send the same progress again."""
-    if when.delay > when.period and not rule.overlaps:
-        raise ValueError(
-            f"a delay of {when.delay} is longer than the period of {when.period}: {type(rule).__name__} needs each "
-            "answer before the next launch. Lower the delay, or use eager_diloco with phases"
-        )
-    if isinstance(rule, Outer) and not rule.mix and when.delay and when.delay % when.period == 0:
-        warnings.warn(
-            f"with mix 0 an answer that lands just before a launch (delay {when.delay}, every {when.period}) wipes out "
-            "all that this launch would send, and nothing is learnt: use another delay, or mix=0.5",
-            stacklevel=2,
-        )
-
-
-def check_pairing(
-    rule: Rule, kind: str, states: tuple[str, ...], coarse: bool, feedback: float | None, delay: int
-) -> None:
-    """Refuse the combinations that would be wrong in silence."""
-    second = [state for state in states if state not in FIRST_MOMENTS]
-    if coarse and (kind == "buffers" or second):
-        what = "BatchNorm statistics" if kind == "buffers" else f"the state {second[0]}"
-        raise ValueError(f"{what} must travel in Float32 or BFloat16: a coarse codec would make it zero or negative")
-    if feedback is not None and rule.keeps_rest and not (isinstance(rule, Overwrite) and kind == "grads"):
-        raise ValueError(
-            f"feedback does not go with {type(rule).__name__}: it already keeps what the codec drops, "
-            "which would then be sent twice. Leave feedback out"
-        )
-    if kind == "grads" and isinstance(rule, (Outer, Carry, _AtLaunch, SharedMomentum, Reset)):
-        raise ValueError(f"{type(rule).__name__} is not for gradients: they take Overwrite or Sign")
-    if isinstance(rule, Sign) and kind != "grads":
-        raise ValueError(f"Sign hands gradients to plain SGD and does not go with {kind}")
-    if isinstance(rule, Overwrite) and delay and kind in ("params", "buffers"):
-        raise ValueError(f"after a delay Overwrite is for moments, which forget: use Average() for {kind}")
-    if isinstance(rule, Reset) and kind != "moment":
-        raise ValueError(f"Reset starts moments anew and does not go with {kind}")
-    if kind == "grads" and delay:
-        raise ValueError("gradients meet before the optimizer steps: a delay is for rows on params and moments")

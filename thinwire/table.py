@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .codec.base import Codec
 from .codec.dense import Float32
 from .live import Live
-from .replica import Replica, View
-from .rule import Rule, Scope, check_delay, check_fraction, check_pairing
+from .replica import FIRST_MOMENTS, Replica, View
+from .rule import Carry, Outer, Overwrite, Reset, Rule, Scope, SharedMomentum, Sign, check_fraction
 from .schedule import Every
 
 NO_OPTIMIZER = 'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
@@ -64,9 +65,9 @@ class Sync:
                 raise ValueError(f"the {what} of a row must be such as {example}, not {value!r}")
         if self.feedback is not None:
             check_fraction("feedback", self.feedback)
-        check_pairing(self.rule, self.view.kind, self.view.states, self.codec.coarse, self.feedback, self.when.delay)
+        _check_pairing(self)
         if isinstance(self.when, Every):
-            check_delay(self.rule, self.when)
+            _check_delay(self.rule, self.when)
 
     @property
     def every(self) -> Every:
@@ -119,3 +120,42 @@ def a_method(value: Any) -> Method:
     if not isinstance(value, Method):
         raise ValueError(f"a method is made by a call such as tw.diloco(every=32), not {value!r}")
     return value
+
+
+def _check_delay(rule: Rule, when: Every) -> None:
+    """A second launch before the first has landed would send the same progress again."""
+    if when.delay > when.period and not rule.overlaps:
+        raise ValueError(
+            f"a delay of {when.delay} is longer than the period of {when.period}: {type(rule).__name__} needs each "
+            "answer before the next launch. Lower the delay, or use eager_diloco with phases"
+        )
+    if isinstance(rule, Outer) and not rule.mix and when.delay and when.delay % when.period == 0:
+        warnings.warn(
+            f"with mix 0 an answer that lands just before a launch (delay {when.delay}, every {when.period}) wipes out "
+            "all that this launch would send, and nothing is learnt: use another delay, or mix=0.5",
+            stacklevel=2,
+        )
+
+
+def _check_pairing(row: Sync) -> None:
+    """Refuse the combinations that would be wrong in silence."""
+    rule, kind, delay = row.rule, row.view.kind, row.when.delay
+    second = [state for state in row.view.states if state not in FIRST_MOMENTS]
+    if row.codec.coarse and (kind == "buffers" or second):
+        what = "BatchNorm statistics" if kind == "buffers" else f"the state {second[0]}"
+        raise ValueError(f"{what} must travel in Float32 or BFloat16: a coarse codec would make it zero or negative")
+    if row.feedback is not None and rule.keeps_rest and not (isinstance(rule, Overwrite) and kind == "grads"):
+        raise ValueError(
+            f"feedback does not go with {type(rule).__name__}: it already keeps what the codec drops, "
+            "which would then be sent twice. Leave feedback out"
+        )
+    if kind == "grads" and (rule.at_launch or isinstance(rule, (Outer, Carry, SharedMomentum, Reset))):
+        raise ValueError(f"{type(rule).__name__} is not for gradients: they take Overwrite or Sign")
+    if isinstance(rule, Sign) and kind != "grads":
+        raise ValueError(f"Sign hands gradients to plain SGD and does not go with {kind}")
+    if isinstance(rule, Overwrite) and delay and kind in ("params", "buffers"):
+        raise ValueError(f"after a delay Overwrite is for moments, which forget: use Average() for {kind}")
+    if isinstance(rule, Reset) and kind != "moment":
+        raise ValueError(f"Reset starts moments anew and does not go with {kind}")
+    if kind == "grads" and delay:
+        raise ValueError("gradients meet before the optimizer steps: a delay is for rows on params and moments")

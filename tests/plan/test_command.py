@@ -1,6 +1,7 @@
 """The real command line; in processes of its own where what a process does is the question."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -54,6 +55,52 @@ def test_an_answer_in_words_ends_with_a_command(ask):
     text = ask(*ASK, "--bandwidth", "40Mbit/200Mbit", "--gpu-memory", "80GB", "--ram", "1TB", "--mtbf", "12h")
     assert "Recommended: " in text and text.rstrip().splitlines()[-1].strip().startswith("thinwire train --method ")
     assert "arXiv" in text and "Goodput" in text
+
+
+@pytest.fixture
+def on_terminal(ask, monkeypatch):
+    """The lines of an answer on a terminal of so many columns, without colours."""
+
+    def call(columns, *arguments):
+        monkeypatch.setenv("FORCE_COLOR", "1")  # what a pipe is asked with, to be taken for a terminal
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return re.sub(r"\x1b\[[0-9;]*m", "", ask(*arguments)).splitlines()
+
+    return call
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_the_table_fits_the_terminal_and_cuts_nothing(on_terminal, columns):
+    lines = on_terminal(columns, *ASK, *LINE, "--mtbf", "12h")
+    table = [line for line in lines if line[:1] in "┃│┏└"]
+    assert table and max(map(len, table)) <= columns and "…" not in "".join(lines)
+    assert any(re.match(r"│ decoupled_momentum │ .* \d+\.\d% │$", line) for line in table), "its name and its loss"
+    assert any(line.startswith("Left out") for line in lines) == (columns < 160)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_the_papers_tables_fit_the_terminal_and_cut_nothing(on_terminal, columns):
+    lines = on_terminal(columns, "--paper-tables")
+    table = [line for line in lines if line[:1] in "┃│┏└"]
+    assert max(map(len, table)) <= columns and "…" not in "".join(lines)
+    assert sum("390.7 | 390.7" in line for line in table), "both numbers of a cell"
+    assert columns > 80 or "│ (eager), FP4, H=100" in "".join(table), "a long name takes two lines"
+
+
+def test_one_worker_is_told_that_it_exchanges_nothing(ask):
+    text = ask(*ASK, *LINE, "--workers", "1")
+    assert "One worker exchanges nothing" in text and "Recommended" not in text
+
+
+def test_less_loss_than_ddp_has_one_sign(ask):
+    text = ask(*ASK, "--params", "1e9", "--bandwidth", "10Gbit", "--workers", "2")
+    assert "expected loss -0.4%" in text and "+-" not in text
+
+
+@pytest.mark.parametrize("option", ["--gpu-memory", "--ram"])
+def test_a_size_without_its_unit_is_refused_with_what_to_write(capsys, option):
+    assert main([*ASK, *LINE, option, "80"]) == 2
+    assert f"{option} 80 is 80 B: write the unit as well, for example 80GB" in capsys.readouterr().err
 
 
 def test_unequal_machines_are_told_their_batches(ask):

@@ -78,6 +78,9 @@ def test_a_value_is_never_run_as_code(text: str) -> None:
         ("data.holdout=1.5", "below 1"),
         ("seed=99999999999", "below"),
         ("name=adamw", "several sections"),
+        ("data.vocabulary=99999999999", "below"),
+        ("method.codec=Int8()", "method 'desloc' has no key 'codec'"),
+        ("method.outer.lr=1", "unknown config key"),
     ],
 )
 def test_what_is_wrong_is_said_with_a_hint(text: str, said: str) -> None:

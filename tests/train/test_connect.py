@@ -75,8 +75,9 @@ def test_what_must_be_equal_is_compared_and_what_is_local_may_differ(tmp_path: P
     shutil.rmtree(tmp_path / "site-1")
     other = {0: only[0], 1: (*only[1], "--set", "optimizer.lr=0.5")}
     for site in pair("train", *arguments_of(text), "--steps", 4, only=other):
-        said = ended(site, 2).stderr
-        assert "optimizer.lr" in said and "0.5" in said and "0.003" in said and len(said.splitlines()) == 1
+        lines = ended(site, 2).stderr.splitlines()
+        (said,) = [line for line in lines if not line.startswith("waiting for")]  # a site that started late
+        assert "optimizer.lr" in said and "0.5" in said and "0.003" in said
 
 
 def test_a_stop_on_one_is_a_stop_on_all_after_the_same_step(tmp_path: Path, pair, tiny: list[str]) -> None:

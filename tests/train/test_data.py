@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from thinwire.train import config as configs
 from thinwire.train import data
 from thinwire.train.config import Config
 from thinwire.train.data import Shard, Windows
@@ -97,6 +98,39 @@ def test_text_files_and_globs(tmp_path: Path) -> None:
     assert bytes(dataset.held.take([0])[0][0].tolist()) == b"b" * 8, "the last stretch is held out"
 
 
+def test_a_glob_is_what_the_files_that_it_finds_are(tmp_path: Path) -> None:
+    for number in range(2):
+        np.arange(300, dtype=np.uint16).tofile(tmp_path / f"{number}.bin")
+    config, dataset = loaded([str(tmp_path / "*")])
+    assert (config.data.kind, dataset.vocabulary) == ("tokens", 300)
+
+
+@pytest.mark.parametrize("other", ["crlf.txt", "images.npz", "none"])
+def test_tokens_among_other_files_are_refused_where_the_kind_is_not_set(tmp_path: Path, other: str) -> None:
+    np.arange(300, dtype=np.uint16).tofile(tmp_path / "ok.bin")
+    (tmp_path / other).write_bytes(b"text\r\n" * 50)
+    with pytest.raises(UserError, match=r"several kinds .*\.bin.*: set data\.kind"):
+        loaded([str(tmp_path / "ok.bin"), str(tmp_path / other)])
+    config, _ = loaded([str(tmp_path / "*")], kind="text")
+    assert config.data.kind == "text"
+
+
+def test_a_name_may_hold_what_means_something_in_a_glob(tmp_path: Path) -> None:
+    (tmp_path / "[br]ack.txt").write_text("a" * 200)
+    assert data.find([str(tmp_path / "[br]ack.txt")]) == [tmp_path / "[br]ack.txt"]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x.txt").write_text("a" * 200)
+    assert data.find(["~/x.txt"]) == data.find(["~/*.txt"]) == [tmp_path / "x.txt"]
+
+
+def test_a_folder_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is a folder: write '.*/\*'"):
+        data.find([str(tmp_path)])
+
+
 @pytest.mark.parametrize("suffix", ["bin", "npy"])
 def test_tokens_are_mapped(tmp_path: Path, suffix: str) -> None:
     tokens, path = np.arange(500, dtype=np.uint16), tmp_path / f"tokens.{suffix}"
@@ -148,12 +182,41 @@ def test_classes_that_are_held_out_whole_are_classes(tmp_path: Path) -> None:
         ({"images": np.zeros((4, 6, 6)), "labels": np.arange(3)}, "one whole number"),
         ({"images": np.zeros((4, 6, 6)), "labels": np.eye(4, dtype=int)}, "one whole number"),
         ({"images": np.zeros((4, 6, 6)), "labels": np.array([0, 1, -1, 0])}, "one whole number"),
+        ({"images": np.zeros((4, 6, 6)), "labels": np.array([0, 1, 10**9, 0])}, "largest label is 1000000000"),
+        (
+            {"images": np.zeros((4, 6, 6)), "labels": np.full(4, 2**63, np.uint64)},
+            "largest label is 9223372036854775808",
+        ),
+        ({"images": np.full((4, 6, 6), 255), "labels": np.arange(4)}, "images of type int64: write uint8"),
+        ({"images": np.full((4, 6, 6), 255, np.uint16), "labels": np.arange(4)}, "images of type uint16: write uint8"),
     ],
 )
 def test_images_and_labels_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, object], said: str) -> None:
     np.savez(tmp_path / "i.npz", **arrays)
     with pytest.raises(UserError, match=said):
         loaded([str(tmp_path / "i.npz")])
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"x_test": np.zeros((2, 6, 6))}, "one of x_test and y_test"),
+        ({"y_test": np.zeros(2, int)}, "one of x_test and y_test"),
+        ({"x_test": np.zeros((2, 6, 5)), "y_test": np.zeros(2, int)}, r"\(1, 6, 6\) in x_train, \(1, 6, 5\) in x_test"),
+        ({"x_test": np.zeros((2, 6, 6, 3)), "y_test": np.zeros(2, int)}, r"\(3, 6, 6\) in x_test"),
+    ],
+)
+def test_held_out_images_unlike_the_others_are_refused(tmp_path: Path, held: dict[str, object], said: str) -> None:
+    np.savez(tmp_path / "i.npz", x_train=np.zeros((4, 6, 6)), y_train=np.arange(4), **held)
+    with pytest.raises(UserError, match=said):
+        loaded([str(tmp_path / "i.npz")])
+
+
+def test_held_out_images_of_their_own(tmp_path: Path) -> None:
+    held = {"x_test": np.ones((3, 6, 6), bool), "y_test": np.arange(3)}
+    np.savez(tmp_path / "i.npz", x_train=np.zeros((4, 6, 6)), y_train=np.arange(4), **held)
+    _, dataset = loaded([str(tmp_path / "i.npz")])
+    assert (len(dataset.train), len(dataset.held), float(dataset.held.take([2])[0].max())) == (4, 3, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +227,20 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path, name: str, co
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         loaded([str(tmp_path / name)], tokenizer="bpe")
+
+
+def test_a_junk_npy_is_not_answered_with_what_no_setting_allows(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(b"text\n" * 9)
+    with pytest.raises(UserError, match="a.npy") as refused:
+        loaded([str(tmp_path / "a.npy")])
+    assert "allow_pickle" not in str(refused.value)
+
+
+@pytest.mark.parametrize("largest", [np.int64(2**40), np.uint64(2**63), np.uint32(2**24)])
+def test_tokens_beyond_any_vocabulary_are_refused(tmp_path: Path, largest: np.integer) -> None:
+    np.save(tmp_path / "t.npy", np.array([1, 2, largest] * 40, dtype=largest.dtype))
+    with pytest.raises(UserError, match=f"largest token is {largest}: was another data.dtype meant"):
+        loaded([str(tmp_path / "t.npy")], vocabulary=0)
 
 
 def test_negative_tokens_are_refused(tmp_path: Path) -> None:
@@ -183,4 +260,21 @@ def test_a_model_for_other_data_is_refused(model: str, kind: str) -> None:
     config = Config()
     config.model.kind, config.data.kind = model, kind
     with pytest.raises(UserError, match="cannot train on"):
+        data.resolve(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("model.width", 64, "digits"),
+        ("model.layers", 2, "digits"),
+        ("data.vocabulary", 300, "stdlib"),
+        ("data.vocabulary", 300, "digits"),
+    ],
+)
+def test_a_key_that_would_be_ignored_is_refused(key: str, value: int, kind: str) -> None:
+    config = Config()
+    config.data.kind = kind
+    configs.assign(config, key, value)
+    with pytest.raises(UserError, match=f"{key} is for .*: leave it out"):
         data.resolve(config)

@@ -12,6 +12,7 @@ from thinwire.plan.timeline import Link
 
 FLEET_BATCH = 2**19  # tokens of one step of the whole fleet where nothing says otherwise
 TOKENS_PER_PARAMETER = 20
+MEGABYTE = 10**6
 
 
 @dataclass
@@ -78,7 +79,16 @@ def links(bandwidth: str, latency: str) -> list[Link]:
 
 
 def limits(gpu_memory: str | None, ram: str | None) -> Limits:
-    return Limits(units.size(gpu_memory) if gpu_memory else None, units.size(ram) if ram else None)
+    device = _memory("--gpu-memory", gpu_memory) if gpu_memory else None
+    return Limits(device, _memory("--ram", ram) if ram else None)
+
+
+def _memory(option: str, text: str) -> int:
+    """A bare number is bytes, but nobody means so few."""
+    size = units.size(text)
+    if size < MEGABYTE:
+        raise ValueError(f"{option} {text} is {units.show_size(size)}: write the unit as well, for example 80GB")
+    return size
 
 
 def trouble(mtbf: str | None, slow_workers: str | None, workers: int) -> Trouble | None:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from thinwire import units
 from thinwire.plan import paper
 from thinwire.plan.advisor import ENOUGH, Advisor, Row, equal_batches
 
+# heads of columns that a narrow terminal leaves out, the first to go in front
+LEFT_OUT = ("host +", "received/day", "memory +", "sent/day", "fits", "every")
+TARGETS_LEFT_OUT = ("80%", "95%", "50%", "99%")
+NAME = 20  # columns of the terminal that a name has at the least
+
+Lines = list[tuple[str, ...]]  # of a table: the cells of each row
+
 
 def paper_tables(cells: list[paper.Cell], outside: list[paper.Cell]) -> None:
     """Published and ours, side by side; a star marks a cell that differs."""
     console = _console()
-    console.print(_paper_table("Gbit/s for a compute utilization of .. (published | ours)", cells))
+    _print_paper(console, "Gbit/s for a compute utilization of .. (published | ours)", _both(cells))
     matched = sum(cell.ours == cell.published for cell in cells)
     console.print(f"{matched} of {len(cells)} cells equal; both name the last grid point below the target.\n")
-    console.print(_paper_table("Out of sample: scaling laws, DiLoCo (published | ours)", outside))
-    console.print(_steady_table(cells))
+    _print_paper(console, "Out of sample: scaling laws, DiLoCo (published | ours)", _both(outside))
+    title = "What a long run needs, Gbit/s (40 periods, first grid point that meets the target)"
+    _print_paper(console, title, _steady(cells))
 
 
 def _console() -> Console:
@@ -28,56 +38,74 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
-def _titled(title: str, *heads: str) -> Table:
-    # wider than the title, or rich breaks it
-    return Table(*heads, title=title, title_justify="left", min_width=len(title) + 2)
+def _print(console: Console, title: str, heads: Sequence[str], lines: Lines, leave: Sequence[str]) -> None:
+    """A table that is as wide as the terminal at the most: columns of `leave` are left out one by one until it is."""
+    left_out = 0
+    while left_out < len(leave) and not _fits(console, _table(heads, lines, leave[:left_out])):
+        left_out += 1
+    console.print(title, style="italic", soft_wrap=True)
+    console.print(_table(heads, lines, leave[:left_out]))
+    if left_out:
+        console.print(f"Left out, as the terminal is narrow: {', '.join(leave[:left_out])}.", soft_wrap=True)
 
 
-def _paper_table(title: str, cells: list[paper.Cell]) -> Table:
-    table = _percent_table(title)
-    for (method, size), row in groupby(cells, lambda cell: (cell.method, cell.size)):
-        table.add_row(method, size, *(f"{c.published:g} | {c.ours:g}{_star(c)}" for c in row))
+def _fits(console: Console, table: Table) -> bool:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).minimum <= console.width
+
+
+def _table(heads: Sequence[str], lines: Lines, without: Sequence[str]) -> Table:
+    """Names, the first column, may take several lines; no number is ever cut."""
+    shown = [index for index, head in enumerate(heads) if head not in without]
+    table = Table()
+    for index in shown:
+        width = max(len(text) for text in (heads[index], *(line[index] for line in lines)))
+        if index:
+            table.add_column(heads[index], justify="right", no_wrap=True, min_width=width)
+        else:
+            table.add_column(heads[index], min_width=min(width, NAME))
+    for line in lines:
+        table.add_row(*(line[index] for index in shown))
     return table
+
+
+def _print_paper(console: Console, title: str, lines: Lines) -> None:
+    heads = ["method", "model", *(f"{target:.0%}" for target in paper.TARGETS)]
+    _print(console, title, heads, lines, TARGETS_LEFT_OUT)
+
+
+def _both(cells: list[paper.Cell]) -> Lines:
+    return [
+        (method, size, *(f"{c.published:g} | {c.ours:g}{_star(c)}" for c in row))
+        for (method, size), row in groupby(cells, lambda cell: (cell.method, cell.size))
+    ]
 
 
 def _star(cell: paper.Cell) -> str:
     return "" if cell.ours == cell.published else " *"
 
 
-def _steady_table(cells: list[paper.Cell]) -> Table:
-    table = _percent_table("What a long run needs, Gbit/s (40 periods, first grid point that meets the target)")
-    for (method, size), row in groupby(cells, lambda cell: (cell.method, cell.size)):
-        table.add_row(method, size, *(f"{c.steady_state:g}" if c.steady_state else "more" for c in row))
-    return table
-
-
-def _percent_table(title: str) -> Table:
-    table = _titled(title, "method", "model")
-    for target in paper.TARGETS:
-        table.add_column(f"{target:.0%}", justify="right")
-    return table
+def _steady(cells: list[paper.Cell]) -> Lines:
+    return [
+        (method, size, *(f"{c.steady_state:g}" if c.steady_state else "more" for c in row))
+        for (method, size), row in groupby(cells, lambda cell: (cell.method, cell.size))
+    ]
 
 
 def answer(advisor: Advisor, rows: list[Row]) -> None:
     console = _console()
-    console.print(_table(advisor, rows))
+    _print_costs(console, advisor, rows)
     console.print(_sources(rows))
     if advisor.trouble is not None:
-        console.print(_goodput(rows))
-    for line in [*_batches(advisor), *_recommendation(advisor.recommend())]:
+        _print_goodput(console, rows)
+    for line in [*_batches(advisor), *_recommendation(advisor)]:
         console.print(line, soft_wrap=True)
 
 
-def _table(advisor: Advisor, rows: list[Row]) -> Table:
+def _print_costs(console: Console, advisor: Advisor, rows: list[Row]) -> None:
     budget = units.show_count(advisor.tokens)
     title = f"{units.show_count(advisor.site.parameters)} parameters, {advisor.site.workers} workers"
-    table = _titled(title, "method")
-    heads = ("every", "busy", f"{budget} tokens", "sent/day", "received/day", "memory +", "host +", "fits", "loss +")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(row.method, *_cells(row))
-    return table
+    costs = ("every", "busy", f"{budget} tokens", "sent/day", "received/day", "memory +", "host +", "fits", "loss +")
+    _print(console, title, ("method", *costs), [(row.method, *_cells(row)) for row in rows], LEFT_OUT)
 
 
 def _cells(row: Row) -> list[str]:
@@ -100,14 +128,10 @@ def _sources(rows: list[Row]) -> str:
     return "\n".join(["loss + is against DDP on the same tokens, from the source named:", *lines, ""])
 
 
-def _goodput(rows: list[Row]) -> Table:
-    table = _titled("Goodput under failures and stragglers, by kind of round", "method")
+def _print_goodput(console: Console, rows: list[Row]) -> None:
     kinds = list(rows[0].goodput or {})
-    for kind in kinds:
-        table.add_column(kind, justify="right")
-    for row in rows:
-        table.add_row(row.method, *(f"{(row.goodput or {})[kind]:.1%}" for kind in kinds))
-    return table
+    lines = [(row.method, *(f"{(row.goodput or {})[kind]:.1%}" for kind in kinds)) for row in rows]
+    _print(console, "Goodput under failures and stragglers, by kind of round", ("method", *kinds), lines, ())
 
 
 def _batches(advisor: Advisor) -> list[str]:
@@ -120,7 +144,10 @@ def _batches(advisor: Advisor) -> list[str]:
     return [f"Equal steps of {units.show_duration(step)} with batches (tokens) of {shares}.", ""]
 
 
-def _recommendation(row: Row | None) -> list[str]:
+def _recommendation(advisor: Advisor) -> list[str]:
+    if advisor.site.workers == 1:
+        return ["One worker exchanges nothing: train without any method, or plan for --workers 2 or more."]
+    row = advisor.recommend()
     if row is None:
         return ["No method fits into this memory: use larger machines, or shard the model inside each worker."]
     fragments = f", {row.fragments} fragments" if row.fragments and row.fragments > 1 else ""
@@ -129,5 +156,5 @@ def _recommendation(row: Row | None) -> list[str]:
     why = f"keeps the machines {row.utilization:.0%} busy"
     if row.utilization < ENOUGH:
         why += f" (nothing here reaches {ENOUGH:.0%} on this line)"
-    loss = "" if row.quality_percent is None else f"; expected loss +{row.quality_percent:.1f}% ({row.quality_source})"
+    loss = "" if row.quality_percent is None else f"; expected loss {row.quality_percent:+.1f}% ({row.quality_source})"
     return [f"Recommended: {setting}: {why}{loss}.", f"  {row.command}"]

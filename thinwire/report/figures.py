@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -12,12 +13,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3b5bdb", "#f76707", "#0ca678", "#e64980", "#7048e8", "#f59f00", "#1098ad", "#868e96", "#a61e4d", "#5c940d")
 KINDS = {"compute": "#4c6ef5", "waiting for the link": "#fa5252", "exchange hidden behind compute": "#fab005"}
-AXES = {
-    "steps": ("step", "optimizer steps"),
-    "tokens": ("tokens", "tokens, all workers"),
-    "bytes": ("bytes_sent", "bytes sent per worker"),
-    "time": ("seconds", "seconds"),
-}
+STEPS = "optimizer steps"
 VISIBLE = 0.01  # of a step: exchanges in memory take less, and are no traffic
 SHOWN_STEPS = 48  # of the time lines: enough for some rounds, few enough to see a step
 
@@ -37,6 +33,11 @@ def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     figure.update_xaxes(gridcolor="#e9ecef", zeroline=False)
     figure.update_yaxes(gridcolor="#e9ecef", zeroline=False)
     return figure
+
+
+def _name_runs_beside(figure: go.Figure) -> None:
+    """Above the chart many names would run into what stands there."""
+    figure.update_layout(legend={"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top"})
 
 
 def smooth(values: list[float], keep: float = 0.9) -> list[float]:
@@ -74,14 +75,21 @@ def loss(runs: list[Run]) -> go.Figure:
             mode="lines+markers",
             line=bold,
         )
-    _styled(figure, 460, hovermode="x unified", yaxis_title="loss", xaxis_title=AXES["steps"][1])
-    figure.update_layout(updatemenus=[_axis_buttons(sources)])
+    _styled(figure, 460, hovermode="x unified", yaxis_title="loss", xaxis_title=STEPS)
+    _name_runs_beside(figure)
+    figure.update_layout(updatemenus=[_axis_buttons(sources, runs[0].counted)])
     return figure
 
 
-def _axis_buttons(sources: list[list[Any]]) -> dict[str, Any]:
+def _axis_buttons(sources: list[list[Any]], counted: str) -> dict[str, Any]:
+    axes = {
+        "steps": ("step", STEPS),
+        counted: ("tokens", f"{counted}, all workers"),
+        "bytes": ("bytes_sent", "bytes sent per worker"),
+        "time": ("seconds", "seconds"),
+    }
     buttons = []
-    for label, (key, title) in AXES.items():
+    for label, (key, title) in axes.items():
         # bytes differ by orders of magnitude between methods; zeros, before the first exchange, have no logarithm
         scale = "log" if key == "bytes_sent" else "linear"
         data = [[record[key] or None for record in records] for records in sources]
@@ -120,19 +128,20 @@ def pareto(runs: list[Run]) -> go.Figure:
         figure.add_scatter(
             x=[end_x],
             y=[end_y],
-            mode="markers+text",
-            text=[run.label],
-            textposition="top center",
+            mode="markers",
             name=run.label,
             marker={"color": colour, "size": 14, "line": {"color": "white", "width": 2}},
-            showlegend=False,
+            showlegend=True,
         )
     if len(runs) == 1 and runs[0].summary:
         figure.add_vline(
             x=runs[0].summary["bytes_ddp"], line={"color": "#adb5bd", "dash": "dash"}, annotation_text="DDP would send"
         )
+        # a text, unlike a line, is placed on a log axis by its exponent
+        figure.update_annotations(x=math.log10(runs[0].summary["bytes_ddp"]), xanchor="right")
     _styled(figure, 420, xaxis_title="bytes sent per worker (log)", yaxis_title="held-out loss")
     figure.update_xaxes(type="log")
+    _name_runs_beside(figure)  # not at the points: methods that send the same bytes lie on each other
     return figure
 
 
@@ -222,8 +231,8 @@ def drift(runs: list[Run]) -> go.Figure | None:
             )
         drawn = drawn or bool(met)
     _styled(figure, 380)
-    figure.update_layout(margin={"t": 64}, legend={"y": 1.12})
-    figure.update_xaxes(title_text="optimizer steps")
+    _name_runs_beside(figure)
+    figure.update_xaxes(title_text=STEPS)
     return figure if drawn else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -24,6 +25,11 @@ class Run:
     records: list[metrics.Record]
     summary: dict[str, Any]
     config: str
+
+    @property
+    def counted(self) -> str:
+        """What the record's `tokens` are."""
+        return "images" if 'kind = "resnet"' in self.config else "tokens"
 
 
 def write(folder: Path) -> Path:
@@ -66,7 +72,7 @@ def _write(folder: Path, runs: list[Run], kind: str) -> Path:
         title=html.escape(f"{kind}: {folder.name}"),
         plotly=get_plotlyjs(),
         cards=_cards(runs),
-        loss=_chart("loss", figures.loss(runs)),
+        loss="".join(map(_divergence, runs)) + _chart("loss", figures.loss(runs)),
         pareto=_chart("pareto", figures.pareto(runs)),
         timeline=_chart("timeline", figures.timeline(runs)),
         drift=_chart("drift", figures.drift(runs)),
@@ -89,13 +95,22 @@ def _chart(name: str, figure: Any) -> str:
     )
 
 
+def _divergence(run: Run) -> str:
+    """A word where a curve ends, or never begins."""
+    losses = [(record["step"], record.get(key, 0)) for record in run.records for key in ("loss", "val_loss")]
+    step = next((step for step, loss in losses if not math.isfinite(loss)), None)
+    said = f"{run.label}: the loss is not finite from step {step} on, and cannot be drawn."
+    return "" if step is None else f'<p class="none">{html.escape(said)}</p>'
+
+
 def _cards(runs: list[Run]) -> str:
     """The few numbers that matter: of the run, or of the comparison's best."""
     done = [run for run in runs if run.summary]
     if not done:
         last = runs[0].records[-1]
         return _card("step", str(last["step"]), "so far") + _card("loss", f"{last['loss']:.4f}", "training")
-    best = min(done, key=lambda run: run.summary["loss"])
+    # nan is neither less nor more than any number
+    best = min(done, key=lambda run: run.summary["loss"] if math.isfinite(run.summary["loss"]) else math.inf)
     least = min(done, key=lambda run: run.summary["bytes_sent"])
     first = done[0].summary
     sent, ddp = least.summary["bytes_sent"], least.summary["bytes_ddp"]
@@ -110,7 +125,7 @@ def _cards(runs: list[Run]) -> str:
                 f"DDP sends {units.show_size(first['bytes_ddp'])}",
             ),
             _card("model", units.show_count(first["parameters"]), f"parameters, {first['workers']} workers"),
-            _card("data", units.show_count(first["tokens"]), f"tokens in {first['steps']} steps"),
+            _card("data", units.show_count(first["tokens"]), f"{done[0].counted} in {first['steps']} steps"),
         ]
     )
 
@@ -131,13 +146,12 @@ COLUMNS = (
     "Against DDP",
     "On the wire",
     "Waiting",
-    "Tokens/s",
-    "Time",
 )
 
 
 def _table(runs: list[Run]) -> str:
-    head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+    columns = (*COLUMNS, f"{runs[0].counted.capitalize()}/s", "Time")
+    head = "".join(f"<th>{column}</th>" for column in columns)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, runs))}</tbody></table>"
 
 

@@ -8,12 +8,13 @@ another name and renamed when it is complete; the manifest has every file's size
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def steps_in(run: Path) -> list[int]:
 def save_part(run: Path, step: int, part: str, workers: int, files: Files) -> None:
     """Write one part so that it is there whole or not at all, whenever the process is killed."""
     target = folder_of(run, step) / part
-    draft = target.with_name(f".{part}.draft")
+    draft = _draft(target)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     for name, content in files.items():
@@ -54,23 +55,58 @@ def save_part(run: Path, step: int, part: str, workers: int, files: Files) -> No
 
 
 def write_file(path: Path, content: Any) -> None:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import save_file
+    with _named(path):
+        if path.suffix == ".safetensors":
+            _write_tensors(path, content)
+        elif path.suffix == ".json":
+            path.write_text(json.dumps(content, indent=2))
+        else:
+            _write_state(path, content)
+        _sync(path)
 
-        save_file(content, path, metadata={"format": "pt"})
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(content, indent=2))
-    else:
-        torch.save(content, path)
-    _sync(path)
+
+def _write_tensors(path: Path, tensors: Any) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # its text has the system's reason
+        raise OSError(errno.EIO, str(error)) from error
+
+
+def _write_state(path: Path, state: Any) -> None:
+    """Into a file of our own: of one that torch opens by itself it does not tell why a write failed."""
+    with path.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # raised while the archive was closed, after the write that failed
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def replace_text(path: Path, text: str) -> None:
     """A small file that is the old or the new one, whole, whenever the process is killed: a resume reads it."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
-    _sync(draft)
-    draft.replace(path)
+    draft = _draft(path)
+    with _named(path):
+        draft.write_text(text)
+        _sync(draft)
+        draft.replace(path)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.draft")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of writing, unlike one of opening, does not say of which file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _sync(path: Path) -> None:
@@ -148,12 +184,18 @@ def agree(listings: list[list[int]]) -> int:
     raise UserError(f"no checkpoint that all have: {'; '.join(having)}: copy a missing one, or start anew")
 
 
-def prune(run: Path, parts: Iterable[str], keep: int) -> None:
-    """Drop this process's parts of all but the newest `keep` steps."""
-    own = list(parts)
-    having = [step for step in steps_in(run) if all((folder_of(run, step) / part).is_dir() for part in own)]
-    for step in having[keep:]:
-        for part in own:
-            shutil.rmtree(folder_of(run, step) / part)
-        with suppress(OSError):  # other processes have parts in it still, or were faster
-            folder_of(run, step).rmdir()
+def drop_others(run: Path, parts: Sequence[str], kept: Sequence[int]) -> None:
+    """Drop these parts of all steps but the kept ones."""
+    for step in steps_in(run):
+        if step not in kept:
+            drop(run, step, parts)
+
+
+def drop(run: Path, step: int, parts: Sequence[str]) -> None:
+    """Drop these parts of a step, and what was begun of them."""
+    folder = folder_of(run, step)
+    for part in parts:
+        shutil.rmtree(_draft(folder / part), ignore_errors=True)
+        shutil.rmtree(folder / part, ignore_errors=True)
+    with suppress(OSError):  # other processes have parts in it still, or were faster
+        folder.rmdir()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,15 +53,27 @@ def train(request: TrainRequest) -> None:
         print(toml.dump(config), end="")
         return
     _check_mode(request)
-    order = Order(request.resume or launch.run_folder(request.out, config.method["name"]))
-    order.resume, order.stop_at, order.words = request.resume is not None, request.stop_at, _words(request)
-    if request.join:
-        order.words = ""  # it knows already how machines join
+    with _run_folder(request.out, config.method["name"], request.resume) as folder:
+        # an elastic worker knows already how machines join
+        words = "" if request.join else _words(request)
+        try:
+            _launch(request, config, Order(folder, request.resume is not None, request.stop_at, words))
+        except PeerGone as error:
+            print(f"thinwire: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+@contextmanager
+def _run_folder(out: Path | None, name: str, resume: Path | None = None) -> Iterator[Path]:
+    """A run's folder. A start that fails leaves none behind, unless it was there before."""
+    known = resume or (out and out.exists())
+    is_ours = not known and int(os.environ.get("RANK", "0")) == 0
+    folder = resume or launch.run_folder(out, name)
     try:
-        _launch(request, config, order)
-    except PeerGone as error:
-        print(f"thinwire: {error}", file=sys.stderr)
-        sys.exit(1)
+        yield folder
+    finally:
+        if is_ours and all(path.is_dir() or path.name == ".lock" for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _words(request: TrainRequest) -> str:
@@ -67,11 +82,18 @@ def _words(request: TrainRequest) -> str:
     words = ["thinwire", "train", *([str(source)] if source else [])]
     for key, flag in (("method.name", "--method"), ("steps", "--steps")):
         words += [flag, str(request.flags[key])] if key in request.flags else []
-    return shlex.join(words + [word for text in request.sets for word in ("--set", text)])
+    # the lines about two machines say themselves how many workers there are
+    sets = _without(request.sets, {*request.flags, "workers"})
+    return shlex.join(words + [word for text in sets for word in ("--set", text)])
+
+
+def _without(sets: list[str], keys: set[str]) -> list[str]:
+    """The words of --set, but for those of these keys."""
+    return [text for text in sets if text.partition("=")[0].strip() not in keys]
 
 
 def _config(request: TrainRequest) -> Config:
-    """Defaults, then the file (or the resumed run's own), then flags, then --set and --local."""
+    """Defaults, then the file (or the resumed run's own), then flags, then --set and --local; a flag outdoes --set."""
     path = request.config
     if request.resume:
         if request.config or request.out:
@@ -81,22 +103,24 @@ def _config(request: TrainRequest) -> Config:
         path = request.resume / "config.toml"
         if not path.exists():
             raise UserError(f"--resume {request.resume}: no run there (config.toml is missing)")
-    config = configs.load(path) if path else Config(workers=_default_workers(request))
+    config = Config(workers=0)  # 0: nobody has said yet
+    if path:
+        configs.load(path, config)
     for key, value in request.flags.items():
         configs.assign(config, key, value)
-    for text in request.sets:
+    for text in _without(request.sets, {*request.flags}):
         configs.override(config, text)
     for text in request.locals:
         configs.override(config, text, local_only=True)
+    config.workers = config.workers or _default_workers(request, config.train.inside)
     return config
 
 
-def _default_workers(request: TrainRequest) -> int:
+def _default_workers(request: TrainRequest, inside: str) -> int:
     """Under torchrun what was started decides: each node a worker, or each process."""
     if not launch.under_torchrun() or request.connect:
         return Config().workers
-    islands = any("inside" in text and not text.endswith("none") for text in request.sets)
-    return int(os.environ["GROUP_WORLD_SIZE" if islands else "WORLD_SIZE"])
+    return int(os.environ["WORLD_SIZE" if inside == "none" else "GROUP_WORLD_SIZE"])
 
 
 def _check_mode(request: TrainRequest) -> None:
@@ -133,7 +157,8 @@ def compare(methods: str, config: Path | None, flags: dict[str, Any], sets: list
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     request = TrainRequest(config, flags, [], [], out, None, None, None, None, None, None, False)
-    run_all(names, lambda: _config(request), sets, launch.run_folder(out, "compare"))
+    with _run_folder(out, "compare") as folder:
+        run_all(names, lambda: _config(request), _without(sets, {*flags}), folder)
 
 
 def report(folder: Path) -> None:

@@ -8,28 +8,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import thinwire as tw
 from thinwire import units
+from thinwire.train import checkpoint, data, launch, models, optimizers
 from thinwire.train import config as configs
-from thinwire.train import launch
 from thinwire.train.config import Config
-from thinwire.train.errors import UserError, nearest
-from thinwire.train.methods import method_keys
+from thinwire.train.errors import UserError, as_user_error, nearest
+from thinwire.train.ledger import finite
+from thinwire.train.methods import build_method, method_keys
 from thinwire.train.run import Order
+
+Planned = list[tuple[str, Config]]  # label and config of each run
 
 
 def run_all(names: list[str], fresh: Callable[[], Config], sets: list[str], folder: Path) -> None:
-    """One run a method under `folder`, then compare.json, the report and the table."""
+    """One run a method under `folder`, each with its entry in compare.json, then the report and the table."""
     if not names:
         raise UserError("--methods names no method: for example --methods ddp,desloc,diloco")
     _refuse_unknown(names, sets)
     planned = [(label, _configured(fresh(), name, sets)) for label, name in zip(_labels(names), names, strict=True)]
     if any((folder / name).exists() for name in ("compare.json", *(label for label, _ in planned))):
         raise UserError(f"{folder} holds a comparison already, or a part of one: choose another --out")
-    results = []
-    for number, (label, config) in enumerate(planned, start=1):
-        print(f"{number}/{len(planned)} {label}", file=sys.stderr, flush=True)
-        results.append(_one(label, config, folder / label))
-    (folder / "compare.json").write_text(json.dumps(results, indent=2))
+    _refuse_unfit(planned)
+    results: list[dict[str, Any]] = []
+    try:
+        for label, config in planned:
+            print(f"{len(results) + 1}/{len(planned)} {label}", file=sys.stderr, flush=True)
+            results.append(_one(label, config, folder / label))
+            checkpoint.replace_text(folder / "compare.json", json.dumps([*map(finite, results)], indent=2))
+    except BaseException:  # Ctrl-C too: what is finished is not lost
+        if results:
+            done = ", ".join(result["label"] for result in results)
+            print(f"finished {len(results)} of {len(planned)}: {done}: thinwire report {folder}", file=sys.stderr)
+        raise
     _show(results, folder)
 
 
@@ -55,6 +68,29 @@ def _configured(config: Config, name: str, sets: list[str]) -> Config:
             continue
         configs.override(config, text)
     return config
+
+
+def _refuse_unfit(planned: Planned) -> None:
+    """What does not go with this model and optimizer is said before the first run, not after hours of others."""
+    common = planned[0][1]
+    data.resolve(common)
+    with as_user_error():
+        model = _shapes(common)
+        inner = optimizers.build(model, common.optimizer)
+        replica = tw.Replica(model, inner if len(inner) > 1 else inner[0])
+    for label, config in planned:
+        try:
+            tw.Fleet([replica], build_method(config.method, model), tw.Local(), clip=config.train.clip or None)
+        except ValueError as error:
+            raise UserError(f"{label} cannot run here, so none was started: {error}") from error
+
+
+def _shapes(config: Config) -> torch.nn.Module:
+    """The model without its values. Vocabulary and channels are the data's; no method depends on them."""
+    if config.model.kind == "hf":  # transformers loads weights to memory only
+        return models.build(config, vocabulary=2)
+    with torch.device("meta"):
+        return models.build(config, vocabulary=2, channels=3)
 
 
 def _one(label: str, config: Config, folder: Path) -> dict[str, Any]:

@@ -17,6 +17,9 @@ else:
     import tomli as tomllib
 
 
+LARGEST_VOCABULARY = 2**24  # beyond any tokenizer's: an embedding of that size would not fit anywhere
+
+
 def _key(
     default: Any,
     comment: str,
@@ -59,7 +62,12 @@ class Data:
     dataset: str = _key("", "hf: a dataset's name or local path", local=True)
     column: str = _key("text", "hf: the column that holds the text")
     tokenizer: str = _key("byte", "byte, bpe (trained on the spot), or an HF tokenizer's name or path")
-    vocabulary: int = _key(0, "number of tokens; 0 = 4096 for bpe, the largest one found for .bin and .npy", least=0)
+    vocabulary: int = _key(
+        0,
+        "number of tokens; 0 = 4096 for bpe, the largest one found for .bin and .npy",
+        least=0,
+        below=LARGEST_VOCABULARY,
+    )
     dtype: str = _key("uint16", ".bin: type of one token", choices=("uint8", "uint16", "uint32", "int32", "int64"))
     holdout: float = _key(0.025, "share of the data, its last stretch, that is only evaluated", least=0, below=1)
     cap: int = _key(16_000_000, "stdlib: bytes of text at the most", least=1000)
@@ -136,13 +144,13 @@ def keys() -> dict[str, dataclasses.Field[Any]]:
     return top | {f"{section}.{f.name}": f for section in SECTIONS for f in fields(getattr(Config(), section))}
 
 
-def load(path: Path) -> Config:
-    """A config file, checked key by key."""
+def load(path: Path, start: Config | None = None) -> Config:
+    """A config file, checked key by key; what it does not name stays as in `start`."""
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"cannot read config {path}: {error}") from error
-    config = Config()
+    config = start or Config()
     for key, value in _flatten(table):
         assign(config, key, value)
     return config
@@ -178,6 +186,8 @@ def full_name(key: str, config: Config) -> str:
     """The dotted name; the bare last part will do where only one section has it."""
     from thinwire.train.methods import method_keys
 
+    if key.rpartition(".")[0] == "method":  # refused, if need be, where it is set: by the method's name
+        return key
     known = [*keys(), *(f"method.{name}" for name in method_keys(config.method["name"])), "method.name"]
     found = [name for name in known if key in (name, name.rpartition(".")[2])]
     if key in found or len(found) == 1:

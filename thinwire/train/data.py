@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.train.config import Config
+from thinwire.train.config import LARGEST_VOCABULARY, Config
 from thinwire.train.config import Data as DataConfig
 from thinwire.train.errors import UserError
 from thinwire.train.tokens import Tokens, encode
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
+
+SUFFIXES = {"tokens": {".bin", ".npy"}, "images": {".npz"}}  # files that are not text, by data.kind
 
 
 class Examples(Protocol):
@@ -121,6 +124,17 @@ def resolve(config: Config) -> None:
         raise UserError(
             f"model.kind = {model.kind!r} cannot train on data.kind = {data.kind!r}: resnet is for digits and images"
         )
+    _refuse_ignored(config)
+
+
+def _refuse_ignored(config: Config) -> None:
+    """Keys that this model or this data would not look at."""
+    data, model = config.data, config.model
+    given = [name for name in ("layers", "width", "heads", "hidden") if getattr(model, name)]
+    if given and model.kind != "llama":
+        raise UserError(f"model.{given[0]} is for model.kind = 'llama', not {model.kind!r}: leave it out")
+    if data.vocabulary and data.kind != "tokens" and data.tokenizer != "bpe":
+        raise UserError("data.vocabulary is for token files and for data.tokenizer = 'bpe': leave it out")
 
 
 def _kind(data: DataConfig, model: str) -> str:
@@ -128,10 +142,13 @@ def _kind(data: DataConfig, model: str) -> str:
         return "hf"
     if not data.files:
         return "digits" if model == "resnet" else "stdlib"
-    suffixes = {Path(name).suffix for name in data.files}
-    if suffixes <= {".bin", ".npy"}:
-        return "tokens"
-    return "images" if suffixes == {".npz"} else "text"
+    suffixes = {path.suffix for path in find(data.files)}
+    for kind, known in SUFFIXES.items():
+        if suffixes <= known:
+            return kind
+        if suffixes & known:
+            raise UserError(f"data.files are of several kinds ({', '.join(sorted(suffixes))}): set data.kind")
+    return "text"
 
 
 def load(config: Config) -> Dataset:
@@ -162,16 +179,20 @@ def _text(data: DataConfig) -> bytes:
 
 def find(patterns: list[str]) -> list[Path]:
     """The files that names and globs stand for, in the order given, each glob sorted."""
-    found = []
-    for pattern in patterns:
-        names = sorted(glob.glob(pattern, recursive=True))
-        files = [Path(name) for name in names if Path(name).is_file()]
-        if not files:
-            raise UserError(f"data.files: no file matches {pattern!r}")
-        found += files
-    if not found:
+    if not patterns:
         raise UserError("data.files is empty: name the files to train on")
-    return found
+    return [path for pattern in patterns for path in _matching(os.path.expanduser(pattern))]
+
+
+def _matching(pattern: str) -> list[Path]:
+    if Path(pattern).is_file():  # a name may hold what means something in a glob
+        return [Path(pattern)]
+    if Path(pattern).is_dir():
+        raise UserError(f"data.files: {pattern!r} is a folder: write {str(Path(pattern) / '*')!r} for the files in it")
+    files = [path for name in sorted(glob.glob(pattern, recursive=True)) if (path := Path(name)).is_file()]
+    if not files:
+        raise UserError(f"data.files: no file matches {pattern!r}")
+    return files
 
 
 def stdlib_files() -> list[Path]:
@@ -188,6 +209,8 @@ def _mapped(data: DataConfig) -> tuple[Tokens, int]:
     if tokens.dtype.kind == "i" and any(tokens[at : at + 2**24].min() < 0 for at in range(0, len(tokens), 2**24)):
         raise UserError("data.files: there are negative tokens; was another data.dtype meant?")
     largest = max((int(tokens[at : at + 2**24].max()) for at in range(0, len(tokens), 2**24)), default=0)
+    if largest >= LARGEST_VOCABULARY:
+        raise UserError(f"data.files: the largest token is {largest}: was another data.dtype meant?")
     if data.vocabulary and largest >= data.vocabulary:
         raise UserError(f"the data has token {largest}: data.vocabulary = {data.vocabulary} is too small")
     return tokens, data.vocabulary or largest + 1
@@ -196,7 +219,9 @@ def _mapped(data: DataConfig) -> tuple[Tokens, int]:
 def _map(path: Path, dtype: str) -> Tokens:
     try:
         tokens: Tokens = (
-            np.load(path, mmap_mode="r") if path.suffix == ".npy" else np.memmap(path, dtype=dtype, mode="r")
+            np.lib.format.open_memmap(path, mode="r")
+            if path.suffix == ".npy"
+            else np.memmap(path, dtype=dtype, mode="r")
         )
     except (ValueError, EOFError) as error:
         raise UserError(f"cannot map {path}: {error}") from error

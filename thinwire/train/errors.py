@@ -18,6 +18,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"
 
 
+def file_line(error: OSError) -> str:
+    """One line on a file that cannot be read or written."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
 @contextmanager
 def as_user_error() -> Iterator[None]:
     """While a run is set up, a ValueError is about what the user asked for, whoever raised it."""

@@ -14,6 +14,8 @@ from thinwire.train.config import Data
 from thinwire.train.data import Dataset, Images, find
 from thinwire.train.errors import UserError
 
+CLASSES = 2**20  # more than any set of images has: a layer of that size would not fit anywhere
+
 
 def load_images(data: Data) -> Dataset:
     """All images, the last ones held out; an .npz may bring its own held-out set (`x_test`, `y_test`)."""
@@ -21,6 +23,7 @@ def load_images(data: Data) -> Dataset:
     train = _images(arrays["x_train"], arrays["y_train"])
     if "x_test" in arrays:
         held = _images(arrays["x_test"], arrays["y_test"])
+        _refuse_unequal(train.images.shape[1:], held.images.shape[1:])
     else:
         cut = len(train) - int(len(train) * data.holdout)
         held = Images(train.images[cut:], train.labels[cut:])
@@ -28,6 +31,13 @@ def load_images(data: Data) -> Dataset:
     # of both: files sorted by label have classes that are held out whole
     classes = int(torch.cat((train.labels, held.labels)).max()) + 1
     return Dataset(train, held, vocabulary=classes, channels=train.images.shape[1])
+
+
+def _refuse_unequal(train: torch.Size, held: torch.Size) -> None:
+    """Images to train on and held-out ones, each (channels, height, width)."""
+    if train != held:
+        shapes = f"{tuple(train)} in x_train, {tuple(held)} in x_test"
+        raise UserError(f"images must have one (channels, height, width), not {shapes}")
 
 
 def _digits() -> dict[str, Any]:
@@ -53,6 +63,8 @@ def _npz(files: list[Path]) -> dict[str, Any]:
         raise UserError(
             f"{files[0]} must hold images and labels (or x_train and y_train); it has {', '.join(sorted(arrays))}"
         )
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise UserError(f"{files[0]} has one of x_test and y_test: write both, or neither")
     return arrays
 
 
@@ -62,7 +74,16 @@ def _images(x: Any, y: Any) -> Images:
         raise UserError(f"images must be (count, height, width) or (count, height, width, channels), not {shape}")
     if np.size(y) != shape[0] or kind.kind not in "iu" or np.min(y) < 0:
         raise UserError(f"labels must be one whole number from 0 an image: {np.shape(y)} {kind} for {shape[0]} images")
+    if np.max(y) >= CLASSES:
+        raise UserError(f"the largest label is {np.max(y)}: number the classes 0, 1, 2 and so on")
+    _refuse_unscaled(np.asarray(x).dtype)
     return Images(_planes(torch.from_numpy(np.asarray(x))), torch.from_numpy(np.asarray(y)).long().flatten())
+
+
+def _refuse_unscaled(kind: np.dtype[Any]) -> None:
+    """Of whole numbers only uint8 says what its largest value is."""
+    if kind != np.uint8 and kind.kind not in "bf":
+        raise UserError(f"images of type {kind}: write uint8 of 0 to 255, or floats of 0 to 1")
 
 
 def _planes(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import thinwire as tw
 from thinwire.train import place as places
 from thinwire.train.config import Config
-from thinwire.train.errors import UserError
+from thinwire.train.errors import UserError, file_line
 from thinwire.train.run import Order, PeerGone, run
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def in_processes(config: Config, order: Order, count: int) -> None:
             child.join()
     if not troubles.empty():
         kind, text = troubles.get()
-        raise (UserError if kind == "user" else PeerGone)(text)
+        raise {"user": UserError, "peer": PeerGone, "file": OSError}[kind](text)
     if any(child.exitcode for child in children):
         codes = ", ".join(f"process {i}: {child.exitcode}" for i, child in enumerate(children) if child.exitcode)
         raise PeerGone(f"a process ended with an error ({codes})")
@@ -115,6 +115,9 @@ def _child(config: Config, order: Order, rank: int, count: int, port: int, troub
         os._exit(2)  # others may be waiting in a collective: do not wait for them
     except PeerGone as error:
         troubles.put(("peer", str(error)))
+        os._exit(1)
+    except OSError as error:
+        troubles.put(("file", file_line(error)))
         os._exit(1)
 
 

@@ -6,6 +6,7 @@ slow line unless it is later than that. So a stop is acted on one exchange after
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,8 +76,13 @@ class Ledger:
 
     def _write(self, record: Record, pace: Pace) -> None:
         for sink in self.sinks:
-            sink.write(record)
+            sink.write(finite(record))
         self.show(record, pace)
+
+
+def finite(record: Record) -> Record:
+    """With None, which JSON knows as null, for NaN and infinity, which strict readers of JSON refuse."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def _mean(values: list[Any]) -> float:

@@ -139,14 +139,19 @@ class Trainer:
             "step": self.step,
             "lr": factor * self.config.optimizer.lr,
             "tokens": self.tokens_before + tokens,
-            "bytes_sent": self.bytes_before + self.fleet.bytes_sent,
-            "wire_sent": self.wire_before["wire_sent"] + self.fleet.wire_sent,
-            "wire_received": self.wire_before["wire_received"] + self.fleet.wire_received,
             "seconds": self.seconds_before + seconds,
             "step_seconds": whole,
             "tokens_per_second": tokens / seconds,
         }
-        return record | self._link(whole, seconds) | self._events() | self._membership()
+        return record | self.sent() | self._link(whole, seconds) | self._events() | self._membership()
+
+    def sent(self) -> Record:
+        """Bytes so far, those before a resume among them."""
+        return {
+            "bytes_sent": self.bytes_before + self.fleet.bytes_sent,
+            "wire_sent": self.wire_before["wire_sent"] + self.fleet.wire_sent,
+            "wire_received": self.wire_before["wire_received"] + self.fleet.wire_received,
+        }
 
     def _membership(self) -> Record:
         """Of an elastic fleet: rounds that count, rounds that were lost, and rounds that this worker made alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,6 +19,9 @@ from thinwire.train.notes import Notes
 
 if TYPE_CHECKING:
     from thinwire.train.command import Join
+
+
+PATIENCE = 3.0  # seconds of waiting until it is said for whom
 
 
 @dataclass
@@ -133,18 +137,19 @@ def connected(config: Config, address: str, worker: int) -> Place:
         transport = tw.Group.connect(address, worker=worker, workers=config.workers, timeout=config.train.wait)
     inner = mesh.get_local_rank() if mesh is not None else 0
     meeting = _store(host.strip("[]"), port_number, timedelta(seconds=config.train.wait))
-    _refuse_unequal_sites(meeting, worker, config, mesh.size() if mesh is not None else 1)
+    where = "" if inner else address  # one process of a site speaks
+    _refuse_unequal_sites(meeting, worker, config, mesh.size() if mesh is not None else 1, where)
     store = _prefixed(f"run/{inner}", meeting)
     notes = Notes(worker, config.workers, store, config.train.wait)
     return Place([worker], device, transport, notes, mesh, separate=True)
 
 
-def _refuse_unequal_sites(store: Any, worker: int, config: Config, size: int) -> None:
+def _refuse_unequal_sites(store: Any, worker: int, config: Config, size: int, where: str) -> None:
     """The processes of a site tell those of the others what they lose and when they stop, one to one."""
     keys = [f"processes/{other}" for other in range(config.workers)]
     try:
         store.set(keys[worker], str(size))
-        _wait_for_all(store, keys, config.train.wait)
+        _wait_for_all(store, keys, config.train.wait, where)
         sizes = [int(store.get(key)) for key in keys]
     except tw.PeerLost:
         raise
@@ -155,14 +160,17 @@ def _refuse_unequal_sites(store: Any, worker: int, config: Config, size: int) ->
         raise UserError(f"the sites have different numbers of processes ({listed}): start the same number at each")
 
 
-def _wait_for_all(store: Any, keys: list[str], wait: int) -> None:
+def _wait_for_all(store: Any, keys: list[str], wait: int, where: str) -> None:
     """Asked again and again: the store's own waiting would write warnings of its own when nobody comes."""
-    deadline = time.monotonic() + wait
+    began, silent = time.monotonic(), bool(where)
     while absent := [worker for worker, key in enumerate(keys) if not store.check([key])]:
-        if time.monotonic() > deadline:
-            names = " and ".join(f"worker {worker}" for worker in absent)
+        names, waited = " and ".join(f"worker {worker}" for worker in absent), time.monotonic() - began
+        if waited > wait:
             cure = "start it, or run thinwire check between the machines"
             raise tw.PeerLost(f"{names} did not come in {wait} s: {cure}", absent)
+        if silent and waited > PATIENCE:
+            print(f"waiting for {names} at {where}", file=sys.stderr, flush=True)
+            silent = False
         time.sleep(0.1)
 
 

@@ -8,7 +8,7 @@ import json
 import platform
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,9 +17,9 @@ import thinwire as tw
 from thinwire.report import metrics
 from thinwire.train import checkpoint, data, toml, weights
 from thinwire.train.config import Config, shared
-from thinwire.train.errors import UserError, as_user_error
+from thinwire.train.errors import UserError, as_user_error, file_line
 from thinwire.train.graphs import work_for
-from thinwire.train.ledger import Ledger
+from thinwire.train.ledger import Ledger, finite
 from thinwire.train.loop import Trainer
 from thinwire.train.models import export_config
 from thinwire.train.place import Place
@@ -79,28 +79,55 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         trainer.open_fleet(config.method)
     if place.elastic:
         trainer.join(talk.say)
+    try:
+        return _go_on(trainer, order, talk, keeper)
+    except OSError as error:
+        raise OSError(_unsaved(trainer, order, keeper, error)) from error
+
+
+def _unsaved(trainer: Trainer, order: Order, keeper: Keeper, error: OSError) -> str:
+    whole = [checkpoint.folder_of(order.folder, step) for step in keeper.whole[-1:]]
+    last = f"the last whole checkpoint is {whole[0]}" if whole else "there is no checkpoint yet"
+    again = _again(order, trainer.place)
+    return f"cannot save at step {trainer.step}: {file_line(error)}; {last}; free space and go on with: {again}"
+
+
+def _go_on(trainer: Trainer, order: Order, talk: Talker, keeper: Keeper) -> dict[str, Any] | None:
+    """From the step where the trainer is to where it is to stop."""
+    config, place = trainer.config, trainer.place
     sinks = _sinks(trainer, order.folder, talk) if place.writes else []
     every = 1 if place.notes.processes == 1 and place.device.type == "cpu" else config.logging.every
     ledger = Ledger(place.notes, every, sinks, talk.show)
     until = min(config.steps, order.stop_at or config.steps)
-    try:
-        with _stopping_on_signals(ledger, place):
-            why = trainer.train(until, ledger, keeper)
-        keeper.save(trainer)
-        summary = _finish(trainer, order, talk) if trainer.step == config.steps else None
-        place.notes.leave()
-    except tw.PeerLost as error:
-        folder = _save_alone(trainer, ledger, keeper)
-        what = str(error).split(" ([")[0]  # without the network library's own words
-        raise PeerGone(f"stopped after step {trainer.step}: {what}; saved {folder}") from error
-    finally:
-        ledger.close()
+    with _closing(ledger):
+        try:
+            with _stopping_on_signals(ledger, place):
+                why = trainer.train(until, ledger, keeper)
+            keeper.save(trainer)
+            summary = _finish(trainer, order, talk) if trainer.step == config.steps else None
+            place.notes.leave()
+        except tw.PeerLost as error:
+            folder = _save_alone(trainer, ledger, keeper)
+            what = str(error).split(" ([")[0]  # without the network library's own words
+            raise PeerGone(f"stopped after step {trainer.step}: {what}; saved {folder}") from error
     if place.elastic and summary is not None:
         place.transport.leave("finished")
     if summary is None:
         reason = why or f"--stop-at {order.stop_at}"
         talk.say(f"stopped after step {trainer.step} ({reason}); go on with: {_again(order, place)}")
     return summary
+
+
+@contextmanager
+def _closing(ledger: Ledger) -> Iterator[None]:
+    """On a full disk closing fails too: what failed first is what is told."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            ledger.close()
+        raise
+    ledger.close()
 
 
 def _again(order: Order, place: Place) -> str:
@@ -127,7 +154,7 @@ def _finish(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any]:
     tensors = weights.whole(trainer.team.replicas[0].module)
     if trainer.place.writes:
         _export(trainer, order.folder, tensors)
-        checkpoint.replace_text(order.folder / "summary.json", json.dumps(summary, indent=2))
+        checkpoint.replace_text(order.folder / "summary.json", json.dumps(finite(summary), indent=2))
         report = _report(trainer.config, order.folder, talk)
         if not order.quiet:
             talk.close()
@@ -152,7 +179,11 @@ def _report(config: Config, folder: Path, talk: Talker) -> Path | None:
     except ImportError as error:
         talk.say(f"no report.html: {error.name} is not installed (pip install 'thinwire[train]')")
         return None
-    return write_run(folder)
+    try:
+        return write_run(folder)
+    except UserError as error:  # nothing in metrics.jsonl
+        talk.say(f"no report.html: {error}")
+        return None
 
 
 def _compare(config: Config, place: Place) -> None:
@@ -183,13 +214,15 @@ def _claimed(folder: Path, place: Place, resume: bool) -> Iterator[None]:
 
 def _lock(folder: Path, resume: bool) -> tuple[IO[str] | None, str]:
     """The folder's lock, or why it is not to be had."""
-    if not resume and (folder / "metrics.jsonl").exists():
+    if not resume and ((folder / "metrics.jsonl").exists() or checkpoint.steps_in(folder)):
         return None, f"{folder} holds a run already: thinwire train --resume {folder}, or another --out"
-    lock = (folder / ".lock").open("w")
     try:
+        lock = (folder / ".lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return None, f"{folder} is in use by another run: give each worker its own --out"
+    except OSError as error:
+        return None, file_line(error)
     return lock, ""
 
 

@@ -11,14 +11,16 @@ from thinwire import units
 from thinwire.site import likely_address
 
 if TYPE_CHECKING:
+    from thinwire.report.metrics import Record
     from thinwire.train.loop import Trainer
 
 
 def summarise(trainer: Trainer) -> dict[str, Any]:
     """The numbers of a finished run; the loss is that of the exported weights, on held-out data where there is some."""
-    config, last = trainer.config, trainer.last
+    config, last = trainer.config, _last(trainer)
     held = trainer.held_loss()
     loss = last["loss"] if held is None else held
+    loss = math.nan if loss is None else loss  # as metrics.jsonl has it where training diverged
     ddp = tw.cost(tw.ddp(), trainer.team.replicas[0].module, config.workers).bytes(config.steps)
     return {
         "method": config.method["name"],
@@ -36,6 +38,12 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "workers": config.workers,
         "parameters": config.parameters,
     }
+
+
+def _last(trainer: Trainer) -> Record:
+    """The last step's record, or what is known without metrics.jsonl: it is lost, and no step was left to take."""
+    tokens = trainer.tokens_per_step * trainer.step
+    return trainer.last or {"loss": None, "seconds": 0.0, "tokens": tokens} | trainer.sent()
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
