@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .lead import Line
 
 Predicate = Callable[[str], bool]
-FIRST_MOMENTS = ("exp_avg", "momentum_buffer")  # means of gradients: they may be negative, and may travel coarsely
 _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 

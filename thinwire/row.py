@@ -18,15 +18,13 @@ from .header import Header, checksum
 from .live import Live
 from .replica import Replica, View, params
 from .rule import Overwrite, Reduced, Scope, State
-from .state_names import created_states
+from .state_names import FIRST, SECOND, created_states
 from .table import Sync
 from .transport import AllSick, Exchange, Key, Order, PeerLost
 from .wire import Wire
 
 if TYPE_CHECKING:
     from .fleet import Fleet
-
-USUAL = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 
 
 class Row:
@@ -298,7 +296,11 @@ class Row:
 
 def _refuse_unknown_states(view: View, replica: Replica) -> None:
     """The usual moments may be absent, so that one table serves many optimizers; another name is a mistake."""
-    if view.kind != "moment" or USUAL.intersection(view.states) or View("moment", view.states).names(replica):
+    if (
+        view.kind != "moment"
+        or {*FIRST, *SECOND}.intersection(view.states)
+        or View("moment", view.states).names(replica)
+    ):
         return
     kept = sorted({state for name in replica.trainable for state in created_states(replica, name)})
     raise ValueError(

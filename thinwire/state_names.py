@@ -1,4 +1,4 @@
-"""Which states an optimizer keeps for a parameter, before it has taken a step."""
+"""The names of optimizer states: the usual ones, and which an optimizer keeps before it has taken a step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from .replica import Replica
+
+FIRST = ("exp_avg", "momentum_buffer")  # means of gradients: they may be negative, and may travel coarsely
+SECOND = ("exp_avg_sq",)
 
 
 def created_states(replica: Replica, name: str) -> frozenset[str]:

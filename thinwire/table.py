@@ -10,9 +10,10 @@ from typing import Any
 from .codec.base import Codec
 from .codec.dense import Float32
 from .live import Live
-from .replica import FIRST_MOMENTS, Replica, View
+from .replica import Replica, View
 from .rule import Carry, Outer, Overwrite, Reset, Rule, Scope, SharedMomentum, Sign, check_fraction
 from .schedule import Every
+from .state_names import FIRST
 
 NO_OPTIMIZER = 'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
 
@@ -140,7 +141,7 @@ def _check_delay(rule: Rule, when: Every) -> None:
 def _check_pairing(row: Sync) -> None:
     """Refuse the combinations that would be wrong in silence."""
     rule, kind, delay = row.rule, row.view.kind, row.when.delay
-    second = [state for state in row.view.states if state not in FIRST_MOMENTS]
+    second = [state for state in row.view.states if state not in FIRST]
     if row.codec.coarse and (kind == "buffers" or second):
         what = "BatchNorm statistics" if kind == "buffers" else f"the state {second[0]}"
         raise ValueError(f"{what} must travel in Float32 or BFloat16: a coarse codec would make it zero or negative")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from ..replica import moment, params
 from ..rule import Average, Carry, Nesterov, Outer, Overwrite, Reset, Rule
 from ..schedule import Every
+from ..state_names import FIRST, SECOND
 from ..table import HalfLife, Method, Sync
 from .common import table
 
-FIRST, SECOND = ("exp_avg", "momentum_buffer"), ("exp_avg_sq",)
 Moments = dict[str, int] | str | None
 
 
