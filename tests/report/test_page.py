@@ -13,7 +13,8 @@ from tests.train.conftest import arguments_of, begin, ended, metrics, write_text
 
 plotly = pytest.importorskip("plotly")
 
-from thinwire.report import figures, page  # noqa: E402 (needs plotly)
+from thinwire.report import figures  # noqa: E402 (needs plotly)
+from thinwire.report import page as pages  # noqa: E402
 
 METHODS = ("ddp", "desloc", "diloco")
 
@@ -108,50 +109,50 @@ def test_a_damaged_comparison_is_refused_by_name(tmp_path: Path, thinwire) -> No
     assert "compare.json is damaged" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-def changed(run: Path, target: Path, losses: dict[int, float]) -> Path:
-    """A copy of a run whose loss had these values at these steps; its page is written anew."""
+def changed(run: Path, target: Path, losses: dict[int, float | None]) -> Path:
+    """A copy of a run whose loss had these values at these steps."""
     shutil.copytree(run, target)
     records = [record | {"loss": losses.get(record["step"], record["loss"])} for record in metrics(run)]
     (target / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return target
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_said_where_its_curve_is_missing(
-    compared: Path, tmp_path: Path, bad: float
+    compared: Path, tmp_path: Path, bad: float | None
 ) -> None:
     run = changed(compared / "diloco", tmp_path / "run", {7: bad, 8: bad})
-    assert "diloco: the loss is not finite from step 7 on" in page.write(run).read_text()
-    assert "not finite" not in page.write(compared / "desloc").read_text()
+    assert "diloco: the loss was not finite at step 7" in pages.write(run).read_text()
+    assert "not finite" not in pages.write(compared / "desloc").read_text()
 
 
-def test_a_run_that_diverged_is_not_the_best(compared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [None, float("nan")])
+def test_a_run_that_diverged_is_not_the_best(compared: Path, tmp_path: Path, bad: float | None) -> None:
     folder = shutil.copytree(compared, tmp_path / "out")
-    summary = json.loads((folder / "ddp" / "summary.json").read_text()) | {"loss": float("nan")}
+    summary = json.loads((folder / "ddp" / "summary.json").read_text()) | {"loss": bad}
     (folder / "ddp" / "summary.json").write_text(json.dumps(summary))
-    assert '<div class="value">nan</div>' not in page.write(folder).read_text()
+    assert '<div class="value">nan</div>' not in pages.write(folder).read_text()
 
 
 def test_images_are_counted_as_images(compared: Path, tmp_path: Path) -> None:
     run = shutil.copytree(compared / "diloco", tmp_path / "run")
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace('kind = "llama"', 'kind = "resnet"'))
-    text = page.write(run).read_text()
+    text = pages.write(run).read_text()
     assert "images in 12 steps" in text and "Images/s" in text and "images, all workers" in text
-    assert "tokens in 12 steps" in page.write(compared / "diloco").read_text()
+    assert "tokens in 12 steps" in pages.write(compared / "diloco").read_text()
 
 
 def test_many_names_stand_beside_the_charts(compared: Path) -> None:
     """Above them the names ran into the buttons; at the points those of equal bytes lay on each other."""
-    runs = [page.Run(f"method {number}", metrics(compared / "diloco"), {}, "") for number in range(12)]
+    runs = [pages.Run(f"method {number}", metrics(compared / "diloco"), {}, "") for number in range(12)]
     for figure in (figures.loss(runs), figures.pareto(runs), figures.drift(runs)):
         assert figure.layout.legend.x > 1
         named = [trace.name for trace in figure.data if trace.showlegend is not False]
-        assert named == [run.label for run in runs] and not any(
-            "text" in trace.mode for trace in figure.data if trace.mode
-        )
+        assert named == [run.label for run in runs]
+        assert not [trace for trace in figure.data if trace.text]
 
 
 def test_the_bytes_of_ddp_are_named_where_their_line_is(compared: Path) -> None:
-    figure = figures.pareto([page._load(compared / "diloco")])
+    figure = figures.pareto([pages._load(compared / "diloco")])
     assert 10 ** figure.layout.annotations[0].x == pytest.approx(figure.layout.shapes[0].x0)

@@ -47,12 +47,17 @@ def write_run(folder: Path) -> Path:
 
 def _load(folder: Path, label: str = "") -> Run:
     summary, config = folder / "summary.json", folder / "config.toml"
-    known = _json(summary) if summary.exists() else {}
-    records = metrics.read(folder / "metrics.jsonl")
+    known = _numbers(_json(summary)) if summary.exists() else {}
+    records = [_numbers(record) for record in metrics.read(folder / "metrics.jsonl")]
     if not records:
         raise UserError(f"{folder}: no step has been recorded yet")
     text = config.read_text() if config.exists() else ""
     return Run(label or known.get("method") or folder.name, records, known, text)
+
+
+def _numbers(entry: dict[str, Any]) -> dict[str, Any]:
+    """With NaN for null, which stands for it in a file."""
+    return {key: math.nan if value is None else value for key, value in entry.items()}
 
 
 def _compared(folder: Path) -> list[Run]:
@@ -96,10 +101,10 @@ def _chart(name: str, figure: Any) -> str:
 
 
 def _divergence(run: Run) -> str:
-    """A word where a curve ends, or never begins."""
+    """A word on a curve that ends early, or never begins."""
     losses = [(record["step"], record.get(key, 0)) for record in run.records for key in ("loss", "val_loss")]
     step = next((step for step, loss in losses if not math.isfinite(loss)), None)
-    said = f"{run.label}: the loss is not finite from step {step} on, and cannot be drawn."
+    said = f"{run.label}: the loss was not finite at step {step}, and its curve ends there."
     return "" if step is None else f'<p class="none">{html.escape(said)}</p>'
 
 

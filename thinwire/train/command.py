@@ -93,7 +93,7 @@ def _without(sets: list[str], keys: set[str]) -> list[str]:
 
 
 def _config(request: TrainRequest) -> Config:
-    """Defaults, then the file (or the resumed run's own), then flags, then --set and --local; a flag outdoes --set."""
+    """Defaults, then the file (or the resumed run's own), then --set and --local; a flag wins over --set."""
     path = request.config
     if request.resume:
         if request.config or request.out:

@@ -81,6 +81,8 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         trainer.join(talk.say)
     try:
         return _go_on(trainer, order, talk, keeper)
+    except (ConnectionError, TimeoutError):  # of a network, not of a disk
+        raise
     except OSError as error:
         raise OSError(_unsaved(trainer, order, keeper, error)) from error
 
