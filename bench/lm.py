@@ -18,7 +18,8 @@ import thinwire as tw
 from thinwire.optim.muon import COEFFICIENTS, lr_ratio
 from thinwire.train.models import PRESETS, Llama, Shape
 
-SHAPES = {**PRESETS, "tiny": Shape(6, 32, 2, 88)}  # tiny: to see that runs start
+# tiny: to see that runs start; 0.2M: for a CPU
+SHAPES = {**PRESETS, "tiny": Shape(6, 32, 2, 88), "0.2M": Shape(5, 64, 2, 172)}
 WARM_UP = 100
 
 

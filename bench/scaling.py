@@ -2,6 +2,7 @@
 
     sudo python bench/scaling.py                               # both parts, about three minutes on two idle cores
     python bench/scaling.py --parts tensors --parameters 1000000
+    python bench/scaling.py --parts tensors --device cuda --parameters 1000000000 --json bench/results/scaling_cuda.json
     sudo python bench/scaling.py --quick                       # tiny, to see that it runs
 
 Processes: a DiLoCo round of a small model on 2, 4, 8 and 16 gloo processes, one torch thread each, on `lo` in a network
@@ -10,7 +11,8 @@ cores, so processor time stands beside it. Bytes are the kernel's, a process and
 
 Tensors: the engine with two replicas in one process (`tw.Local`) against a loop over the tensors that does the same
 arithmetic: the drift of each replica, the mean, and a Nesterov step and a write for each replica. In turn, one thread,
-in processor time, which other load hardly touches.
+in processor time, which other load hardly touches. On a GPU in wall time, and again with anchors and velocities in
+pinned memory on the host (`offload`), where the way between the two is the floor.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,16 +147,25 @@ def on_processes(count: int, args: argparse.Namespace) -> dict[str, Any]:
 class Bare:
     """DiLoCo's round of two replicas, written out: a loop over the tensors, every replica with its own outer state."""
 
-    def __init__(self, replicas: list[Pile]) -> None:
+    def __init__(self, replicas: list[Pile], offload: bool) -> None:
         self.live = [[p.detach() for p in replica.parameters()] for replica in replicas]
-        self.anchors = [[p.clone() for p in tensors] for tensors in self.live]
-        self.velocities = [[torch.zeros_like(p) for p in tensors] for tensors in self.live]
+        self.anchors = [[self._kept(p.clone(), offload) for p in tensors] for tensors in self.live]
+        self.velocities = [[self._kept(torch.zeros_like(p), offload) for p in tensors] for tensors in self.live]
+
+    @staticmethod
+    def _kept(tensor: Tensor, offload: bool) -> Tensor:
+        return tensor.cpu().pin_memory() if offload else tensor
 
     def round(self) -> None:
         for tensors in zip(*self.live, *self.anchors, *self.velocities, strict=True):
-            self._one(tensors[:2], tensors[2:4], tensors[4:])
+            live, kept = tensors[:2], tensors[2:]
+            near = [tensor.to(live[0].device, non_blocking=True) for tensor in kept]  # itself, without offload
+            self._one(live, near[:2], near[2:])
+            for far, tensor in zip(kept, near, strict=True):
+                if far is not tensor:
+                    far.copy_(tensor, non_blocking=True)
 
-    def _one(self, live: tuple[Tensor, ...], anchors: tuple[Tensor, ...], velocities: tuple[Tensor, ...]) -> None:
+    def _one(self, live: Sequence[Tensor], anchors: Sequence[Tensor], velocities: Sequence[Tensor]) -> None:
         drifts = [anchor - x for x, anchor in zip(live, anchors, strict=True)]
         mean = drifts[0].add_(drifts[1]).div_(2)
         for x, anchor, velocity in zip(live, anchors, velocities, strict=True):
@@ -163,22 +174,27 @@ class Bare:
             x.copy_(anchor)
 
 
-def of_tensors(tensors: int, parameters: int, rounds: int) -> dict[str, Any]:
-    say(f"{tensors} tensors, {parameters:,} parameters")
+def of_tensors(tensors: int, parameters: int, offload: bool, args: argparse.Namespace) -> dict[str, Any]:
+    say(f"{tensors} tensors, {parameters:,} parameters{', offload' * offload}")
     torch.manual_seed(0)
-    start = Pile(parameters, tensors)
+    start = Pile(parameters, tensors).to(args.device)
     replicas, others = ([copy.deepcopy(start) for _ in range(2)] for _ in range(2))
     hosted = [tw.Replica(model, torch.optim.SGD(model.parameters(), lr=0.0)) for model in replicas]
-    fleet, bare = tw.Fleet(hosted, tw.diloco(1, LR, MOMENTUM), tw.Local()), Bare(others)
+    fleet = tw.Fleet(hosted, tw.diloco(1, LR, MOMENTUM), tw.Local(), offload=offload)
+    bare = Bare(others, offload)
     fleet.begin()
-    turns = [(_taken(fleet_round(fleet), replicas), _taken(bare.round, others)) for _ in range(rounds + WARM)][WARM:]
+    pairs = (
+        (_taken(fleet_round(fleet), replicas), _taken(bare.round, others)) for _ in range(rounds_of(parameters, args))
+    )
+    turns = list(pairs)[WARM:]
     apart = farthest(replicas[0], others[0])
     if apart > 1e-4:
         raise RuntimeError(f"the engine and the bare loop do not compute the same: {apart} apart")
+    kind = "wall" if start.weights[0].is_cuda else "cpu"
     return {
-        "tensors": tensors, "parameters": parameters, "load": os.getloadavg()[0], "apart": apart,
-        "engine": spread(ours["cpu"] for ours, _ in turns), "bare": spread(theirs["cpu"] for _, theirs in turns),
-        "ratio": spread(ours["cpu"] / theirs["cpu"] for ours, theirs in turns),
+        "tensors": tensors, "parameters": parameters, "offload": offload, "load": os.getloadavg()[0], "apart": apart,
+        "engine": spread(ours[kind] for ours, _ in turns), "bare": spread(theirs[kind] for _, theirs in turns),
+        "ratio": spread(ours[kind] / theirs[kind] for ours, theirs in turns),
         "wall_ratio": spread(ours["wall"] / theirs["wall"] for ours, theirs in turns),
     }  # fmt: skip
 
@@ -197,15 +213,21 @@ def fleet_round(fleet: tw.Fleet) -> Callable[[], None]:
 
 
 def rounds_of(parameters: int, args: argparse.Namespace) -> int:
-    """Long rounds are steady ones: fewer will do."""
-    return args.rounds if parameters < LARGE else max(3, args.rounds // 3)
+    """With those that warm up. Long rounds are steady ones: fewer will do."""
+    return WARM + (args.rounds if parameters < LARGE else max(3, args.rounds // 3))
 
 
 def _taken(round: Callable[[], None], models: list[Pile]) -> dict[str, float]:
     for number, model in enumerate(models):  # replicas drift apart
         torch._foreach_mul_([p.detach() for p in model.parameters()], 0.999 - 0.001 * number)
-    busy, wall = time.process_time(), timed(round)
+    _wait(models[0])
+    busy, wall = time.process_time(), timed(lambda: (round(), _wait(models[0])))
     return {"wall": wall, "cpu": time.process_time() - busy}
+
+
+def _wait(model: Pile) -> None:
+    if model.weights[0].is_cuda:
+        torch.cuda.synchronize()
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
@@ -229,9 +251,10 @@ def show_tensors(found: list[dict[str, Any]]) -> None:
         more = (each["engine"]["median"] - each["bare"]["median"]) / each["tensors"]
         times = milliseconds(each["engine"]), milliseconds(each["bare"])
         rows.append(
-            (f"{each['parameters']:,}", each["tensors"], *times, ratio_text(each["ratio"]), f"{1e6 * more:.0f}")
-        )
-    table(("parameters", "tensors", "engine ms", "bare loop ms", "ratio", "us more a tensor"), rows)
+            (f"{each['parameters']:,}", each["tensors"], "yes" if each["offload"] else "no", *times,
+             ratio_text(each["ratio"]), f"{1e6 * more:.0f}")
+        )  # fmt: skip
+    table(("parameters", "tensors", "offload", "engine ms", "bare loop ms", "ratio", "us more a tensor"), rows)
 
 
 def parsed() -> argparse.Namespace:
@@ -243,6 +266,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tensors", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--parameters", type=int, nargs="+", default=[1_000_000, 10_000_000, 100_000_000])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--device", default="cpu", help="of the tensors")
     parser.add_argument("--quick", action="store_true", help="two processes, tiny models, two rounds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
@@ -263,7 +287,9 @@ def main() -> None:
         found["processes"] = [on_processes(count, args) for count in args.processes]
         show_processes(found["processes"])
     if "tensors" in args.parts:
-        found["tensors"] = [of_tensors(t, p, rounds_of(p, args)) for p in args.parameters for t in args.tensors]
+        places = (False, True) if args.device == "cuda" else (False,)
+        wanted = [(t, p, offload) for p in args.parameters for t in args.tensors for offload in places]
+        found["tensors"] = [of_tensors(*each, args) for each in wanted]
         show_tensors(found["tensors"])
     save(args.json, 0, found, started)
 
