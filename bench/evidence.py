@@ -70,7 +70,7 @@ class Driver:
         if not isinstance(run.lr, str):
             return run
         prefix = run.lr.removeprefix("best of ")
-        if any(other.name.startswith(prefix) for other in self._pending()):
+        if any(other.name.startswith(prefix) and not other.seed for other in self._pending()):
             return None
         rate = best_rate(prefix, (KNOWN, self.args.here))
         if rate is None:

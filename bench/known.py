@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 AGAIN = ", seed 1"  # how the name of a run with the second seed ends
-SMALL = "small "  # how the name of a run on a CPU begins
+LARGE = "12M"  # the preset of most runs on a GPU; the others compare among themselves only
 
 
 class NotRun(Exception):
@@ -37,16 +37,21 @@ class Known:
         both_again = {name + AGAIN, to + AGAIN} <= set(self.results)
         return [self.gap(name + end, to + end, lowest) for end in ("", *[AGAIN] * both_again)]
 
-    def changes(self, small: bool = False) -> dict[str, float]:
-        """What the second seed changed, in percent of the loss, of every run that has one: of large ones, or small."""
-        again = [name for name in self.results if name + AGAIN in self.results and name.startswith(SMALL) == small]
+    def changes(self, preset: str | None = LARGE) -> dict[str, float]:
+        """What the second seed changed, in percent of the loss, of every run of this size that has one."""
+        again = [name for name in self.results if name + AGAIN in self.results and self.preset(name) == preset]
         return {name: abs(self.gap(name + AGAIN, name)) for name in again}
 
     def noise(self, *names: str) -> float:
         """The most that another seed changed among `names` if all have one, else the median of all of their size."""
-        changes = self.changes(small=bool(names) and names[0].startswith(SMALL))
+        changes = self.changes(self.preset(names[0]))
         chosen = [changes[name] for name in names if name in changes]
-        return max(chosen) if chosen and len(chosen) == len(names) else median(changes.values())
+        if not changes:
+            raise NotRun(f"a second seed of {names[0]}'s size")
+        return max(chosen) if len(chosen) == len(names) else median(changes.values())
+
+    def preset(self, name: str) -> str | None:
+        return self.get(name).get("preset")
 
     def fewer(self, name: str) -> float:
         result = self.get(name)

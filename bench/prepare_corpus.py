@@ -1,7 +1,7 @@
 """Turns a file of novels into tokens for the quality runs: a BPE, uint16 files, the last novels held out.
 
 python bench/prepare_corpus.py eltec-eng.txt.xz --out data/novels --vocabulary 4096
-python bench/prepare_corpus.py eltec-eng.txt.xz --out data/bytes --vocabulary 256 --share 0.1    # for a CPU
+python bench/prepare_corpus.py eltec-eng.txt.xz --out data/bytes --vocabulary 256 --share 0.25   # for a CPU
 python bench/prepare_corpus.py eltec-eng.txt.xz --out data/novels --second wikitext-2/test.txt     # another test set
 """
 

@@ -69,10 +69,10 @@ def read_list(path: Path, **overrides: Any) -> list[Run]:
 
 
 def best_rate(prefix: str, folders: Iterable[Path]) -> float | None:
-    """The learning rate of the finished run of lowest loss among those whose names begin with `prefix`."""
+    """The learning rate of the finished run of lowest loss among those of the first seed whose names begin so."""
     found = [json.loads(path.read_text())["results"] for folder in folders for path in folder.glob("*.json")]
-    rated = [(r["finished"], r["lr"]) for r in found if r["name"].startswith(prefix) and math.isfinite(r["finished"])]
-    return min(rated)[1] if rated else None
+    rated = [(r["finished"], r["lr"]) for r in found if r["name"].startswith(prefix) and not r["seed"]]
+    return min((rate for rate in rated if math.isfinite(rate[0])), default=(0.0, None))[1]
 
 
 def rows(

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import plots
-from claims import CLAIMS
+from claims import CLAIMS, CPU_CLAIMS, Claim
 from fill import flow
-from known import AGAIN, SMALL, Known
+from known import AGAIN, LARGE, Known
 from quality import Run, read_list
-from results_text import KEPT, NOT_LISTED, lessons, preface
+from results_text import KEPT, NOT_LISTED, ON_A_CPU, lessons, preface
 from speed_tables import RESNET, RESULTS, SMALL_RESNET, SPEED, Speed, markdown, read
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +52,10 @@ def read_earlier() -> Results:
     """Runs from before the corpus was cut at whole novels; their losses compare with each other only."""
     runs = [run for name in EARLIER for run in read(name)["runs"] if run["finished"] is not None]
     return {f"earlier {run['name']}": run for run in runs}
+
+
+def read_resnets() -> Results:
+    return read_resnet(RESNET, "resnet") | read_resnet(SMALL_RESNET, "small resnet")
 
 
 def read_resnet(bench: Speed, prefix: str) -> Results:
@@ -107,7 +111,7 @@ def table_of(rows: list[dict[str, str]]) -> str:
 
 
 def quality(table: Table, results: Results) -> str:
-    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 16 --seconds 7000" * (table.runs[0].preset == "1M")
+    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 7000" * (table.runs[0].preset == "0.2M")
     command = f"python bench/evidence.py bench/runs/{table.path.name}{on_a_cpu}"
     missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
     found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]
@@ -115,19 +119,23 @@ def quality(table: Table, results: Results) -> str:
     return f"### {table.title}\n\n{table.text} Command: `{command}`.\n\n{body}{missing}"
 
 
-def seeds(known: Known) -> str:
+def seeds(known: Known, tables: list[Table]) -> str:
     """Both losses of every run that was repeated."""
     head = ("run", "seed 0", "seed 1", "change")
     rows = [
         [name, f"{known.loss(name):.4f}", f"{known.loss(name + AGAIN):.4f}", f"{known.gap(name + AGAIN, name):+.2f}%"]
-        for name in {**known.changes(), **known.changes(small=True)}
+        for preset in sorted({run.preset for table in tables for run in table.runs})
+        for name in known.changes(preset)
     ]
     return "### What another seed changes\n\n" + markdown(head, rows)
 
 
 def claims(known: Known) -> str:
-    rows = [[claim.text, *claim.judge(known)] for claim in CLAIMS]
-    return "## Claims\n\n" + markdown(("claim", "verdict", "numbers"), rows)
+    return f"## Claims\n\n{judged(CLAIMS, known)}\n{ON_A_CPU}\n{judged(CPU_CLAIMS, known)}"
+
+
+def judged(some: list[Claim], known: Known) -> str:
+    return markdown(("claim", "verdict", "numbers"), [[claim.text, *claim.judge(known)] for claim in some])
 
 
 def machines(results: Results) -> str:
@@ -141,7 +149,7 @@ def points(results: Results) -> list[tuple[str, float, float]]:
     found = []
     for name, result in results.items():
         gap = gap_to_ddp(result, results)
-        if gap is not None and result["method"] != "tw.ddp()" and not name.startswith(SMALL):
+        if gap is not None and result["method"] != "tw.ddp()" and result["preset"] == LARGE:
             tokens = f"{result['steps'] * result['tokens'] / 1e6:.0f}M tokens"
             found.append((f"{result['optimizer']}, {tokens}", Known(results).fewer(name), gap))
     return found
@@ -168,15 +176,17 @@ def not_measured() -> str:
 
 def page() -> str:
     results, older = read_results(), read_earlier()
-    known = Known({**results, **older, **read_resnet(RESNET, "resnet"), **read_resnet(SMALL_RESNET, "small resnet")})
+    tables = read_tables(results)
+    known = Known({**results, **older, **read_resnets()})
     pictures = [
         plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results)), plots.passes(results),
     ]  # fmt: skip
     parts = [
         preface(known) + machines(results), claims(known), lessons(known),
         "## Quality at equal tokens\n", *pictures,
-        *(quality(table, results) for table in read_tables(results)), KEPT,
-        *(bench.section() for bench in (RESNET, SMALL_RESNET) if not bench.missing), seeds(known), earlier(older),
+        *(quality(table, results) for table in tables), KEPT,
+        *(bench.section() for bench in (RESNET, SMALL_RESNET) if not bench.missing),
+        seeds(known, tables), earlier(older),
         "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
         NOT_LISTED + not_measured(),
     ]  # fmt: skip

@@ -171,7 +171,10 @@ def test_noise_is_what_another_seed_changes() -> None:
     known = losses(a=2.0, a_again=2.02, b=2.0, b_again=1.94, c=2.0, c_again=2.004, d=2.0)
     assert known.noise("a") == pytest.approx(1.0)
     assert known.noise("a", "b") == pytest.approx(3.0)
-    assert known.noise() == known.noise("a", "d") == pytest.approx(1.0)  # the median, if one has no second seed
+    assert known.noise("a", "d") == pytest.approx(1.0)  # the median, if one has no second seed
+    known.results["e"] = {"finished": 2.0, "preset": "another"}
+    with pytest.raises(claims.NotRun, match="e's size"):
+        known.noise("e")
 
 
 def test_what_is_within_noise_is_the_same() -> None:
@@ -196,6 +199,13 @@ def test_decoupled_momentum_must_lie_between_the_periods() -> None:
     assert claims.between_the_periods("decoupled 128 mean")(known)[0] == "does not hold"
     known.results["decoupled 128 mean"].update(finished=3.9, bytes_sent=101)
     assert claims.between_the_periods("decoupled 128 mean")(known)[0] == "does not hold"
+
+
+def test_a_gap_that_is_halved() -> None:
+    known = losses(a=2.05, b=2.1, base=2.0)
+    assert claims.gap_halved("a", "b", "base")(known)[0] == "holds"
+    known.results["a"]["finished"] = 2.06
+    assert claims.gap_halved("a", "b", "base")(known) == ("does not hold", "+3.00% instead of +5.00% against base")
 
 
 def test_the_best_of_a_prefix_is_judged() -> None:
@@ -246,10 +256,11 @@ def all_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("all_run")
 def test_the_page_takes_every_result_that_may_come() -> None:
-    found = write_results.read_results() | write_results.read_earlier() | write_results.read_resnet()
+    found = write_results.read_results() | write_results.read_earlier() | write_results.read_resnets()
     known, page = claims.Known(found), write_results.page()
     assert "| paper | 0.300 (90.0%), 1.00 MB | 0.300 (90.0%), 1.00 MB | 0.300 (90.0%), 1.00 MB |" in page
-    assert [claim.text for claim in claims.CLAIMS if claim.judge(known)[0] == "not run"] == []
+    every = claims.CLAIMS + claims.CPU_CLAIMS
+    assert [claim.text for claim in every if claim.judge(known)[0] == "not run"] == []
     assert "\nNot run:" not in page
 
 

@@ -87,6 +87,7 @@ def in_processes(config: Config, order: Order, count: int) -> None:
     context = multiprocessing.get_context("spawn")
     troubles = context.SimpleQueue()
     port = _free_port()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a child has to say comes once, through `troubles`
     children = [
         context.Process(target=_child, args=(config, order, rank, count, port, troubles)) for rank in range(count)
     ]
