@@ -39,9 +39,9 @@ Its losses are high and uneven: the two seeds of DDP at 100M tokens differ by <s
 
 """
 
-ON_A_CPU = """**Small versions**, on a CPU: a byte model of .26M parameters, 4.2M tokens of novels, .3 of a pass, so nobody overfits;
-AdamW or Muon at the best rate of DDP's, lists 20 to 25. Where the runs on a GPU have too few steps, or repeat their
-text, these have neither fault, but the model is tiny.
+ON_A_CPU = """**Small versions**, on a CPU: a byte model of .26M parameters, 4.2M tokens of novels, .3 of a pass, so
+that nobody overfits; AdamW or Muon at the best rate of DDP, lists 20 to 25. Where the runs on a GPU have too few steps
+or repeat their text, these have neither fault, but the model is tiny.
 """
 
 KEPT = """### What "kept" and "two bits" are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.elastic.sockets import complaints
 from tests.elastic.test_chaos import free_port
 from thinwire.cli import app
 from thinwire.elastic.coordinator import Coordinator
+from thinwire.train import checkpoint
 from thinwire.train import place as places
 from thinwire.train.command import Join
 from thinwire.train.config import Config
@@ -96,6 +98,28 @@ def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator
     assert "--connect" not in said
     late = ended(join(coordinator, tmp_path / "late", *every, steps=400))
     assert "is finished" in late and "joined" not in late and records(tmp_path / "late") == []
+
+
+def test_a_worker_that_waits_for_others_stops_when_it_is_asked_to(coordinator: Coordinator, tmp_path: Path) -> None:
+    out = [tmp_path / "a", tmp_path / "b"]
+    first, second = (join(coordinator, folder, "--min-workers", "2", steps=4000) for folder in out)
+    try:
+        wait_until(lambda: len(records(out[0])) > 8)
+        second.kill()
+        second.wait()
+        line = ""
+        while first.stderr is not None and "1 of 2 workers are here" not in line:
+            line = first.stderr.readline()
+            assert line, "it ended before it waited"
+        first.send_signal(signal.SIGTERM)
+        _, errors = first.communicate(timeout=60)
+    finally:
+        for process in (first, second):
+            process.kill()
+    assert first.returncode == 1 and "Traceback" not in errors
+    said = re.search(r"after step (\d+): asked to stop while 1 of 2 workers are here; saved (.*)", errors)
+    assert said and int(said[1]) % 8 == 0 and said[2] == f"{out[0]}/checkpoint-{int(said[1]):06d}"
+    assert checkpoint.steps_in(out[0])[0] == int(said[1])
 
 
 def test_several_processes_in_one_elastic_worker_are_refused_in_one_line(

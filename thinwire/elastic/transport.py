@@ -82,6 +82,7 @@ class Elastic(Transport):
         self.id = f"{name or socket.gethostname()}-{random_words.token_hex(2)}"
         self.settings: dict[str, Any] = {}  # what else must agree, beside the engine's facts
         self.aloud: Callable[[str], None] | None = None  # hears at once why this worker waits
+        self.asked_to_stop: Callable[[], bool] = lambda: False  # then it waits for no more workers
         self.committed = self.lost = self.alone_rounds = 0
         self.epoch: Epoch | None = None
         self._pending: Epoch | None = None
@@ -214,6 +215,8 @@ class Elastic(Transport):
         if (here, wanted) != self._told:
             self._tell("waiting", (), f"{here} of {wanted} workers are here: waiting for more")
         self._told = here, wanted
+        if self.asked_to_stop():
+            raise PeerLost(f"asked to stop while {here} of {wanted} workers are here")
         self._failed = True  # asks for connections anew, whoever comes
         time.sleep(1)
         return False
