@@ -39,6 +39,7 @@ def main() -> None:
         "relay_diloco(32, by_layer(model, 4))": tw.relay_diloco(32, fragments),
         "decoupled_momentum(128)": tw.decoupled_momentum(128),
         "sparseloco(32)": tw.sparseloco(32),
+        "sparse_averaging(4)": tw.sparse_averaging(4),
         "two_bit_averaging(64)": tw.two_bit_averaging(64),
         "demo()": tw.demo(),
     }

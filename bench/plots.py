@@ -57,7 +57,7 @@ def curves(results: Results) -> str:
     return save("curves", axes, xlabel="million tokens", ylabel="held-out loss")
 
 
-def by_bytes(points: list[tuple[str, float, float]]) -> str:
+def by_bytes(name: str, model: str, points: list[tuple[str, float, float]]) -> str:
     """(kind, times fewer bytes than DDP, percent of the loss above it) of every run but DDP's."""
     axes = plt.subplots(figsize=(5.5, 3.2))[1]
     for kind in sorted({kind for kind, _, _ in points}):
@@ -65,9 +65,9 @@ def by_bytes(points: list[tuple[str, float, float]]) -> str:
         axes.scatter(*zip(*chosen, strict=True), s=16, label=kind)
     axes.set_xscale("log")
     axes.set_ylim(LEAST, MOST)
-    axes.set_title(f"{sum(gap > MOST for _, _, gap in points)} runs above {MOST}% are not shown", fontsize=8)
+    axes.set_title(f"{model}; {sum(gap > MOST for _, _, gap in points)} runs above {MOST}% are not shown", fontsize=8)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    return save("by_bytes", axes, xlabel="times fewer bytes than DDP", ylabel="percent of loss above DDP")
+    return save(name, axes, xlabel="times fewer bytes than DDP", ylabel="percent of loss above DDP")
 
 
 def passes(results: Results) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import plots
 from claims import CLAIMS, CPU_CLAIMS, Claim
 from fill import flow
-from known import AGAIN, LARGE, Known
+from known import AGAIN, LARGE, ON_CPU, Known
 from quality import Run, read_list
 from results_text import KEPT, NOT_LISTED, ON_A_CPU, lessons, preface
 from speed_tables import RESNET, RESULTS, SMALL_RESNET, SPEED, Speed, markdown, read
@@ -111,7 +111,7 @@ def table_of(rows: list[dict[str, str]]) -> str:
 
 
 def quality(table: Table, results: Results) -> str:
-    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 7000" * (table.runs[0].preset == "0.2M")
+    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 7000" * (table.runs[0].preset == ON_CPU)
     command = f"python bench/evidence.py bench/runs/{table.path.name}{on_a_cpu}"
     missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
     found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]
@@ -144,12 +144,12 @@ def machines(results: Results) -> str:
     return f"Quality was measured on: {'; '.join(kinds)}. {where}\n"
 
 
-def points(results: Results) -> list[tuple[str, float, float]]:
-    """Every run but DDP's: its kind, how many times fewer bytes, and percent of the loss above DDP."""
+def points(results: Results, preset: str) -> list[tuple[str, float, float]]:
+    """Every run of this size but DDP's: its kind, how many times fewer bytes, and percent of the loss above DDP."""
     found = []
     for name, result in results.items():
         gap = gap_to_ddp(result, results)
-        if gap is not None and result["method"] != "tw.ddp()" and result["preset"] == LARGE:
+        if gap is not None and result["method"] != "tw.ddp()" and result["preset"] == preset:
             tokens = f"{result['steps'] * result['tokens'] / 1e6:.0f}M tokens"
             found.append((f"{result['optimizer']}, {tokens}", Known(results).fewer(name), gap))
     return found
@@ -179,7 +179,9 @@ def page() -> str:
     tables = read_tables(results)
     known = Known({**results, **older, **read_resnets()})
     pictures = [
-        plots.by_workers(results), plots.curves(results), plots.by_bytes(points(results)), plots.passes(results),
+        plots.by_workers(results), plots.curves(results), plots.passes(results),
+        plots.by_bytes("by_bytes", "12M parameters", points(results, LARGE)),
+        plots.by_bytes("by_bytes_cpu", ".26M parameters, on a CPU", points(results, ON_CPU)),
     ]  # fmt: skip
     parts = [
         preface(known) + machines(results), claims(known), lessons(known),

@@ -107,6 +107,7 @@ ENTRIES: dict[str, Entry] = {
     "decoupled consensus": Entry(tw.decoupled_momentum(3, 4, 4, variant="consensus"), equal=3, copy=True),
     "demo": Entry(tw.demo(4, 4), sgd, equal=1, gradients=True),
     "sparseloco": Entry(tw.sparseloco(3, 16, 4), equal=3, copy=True),
+    "sparse_averaging": Entry(tw.sparse_averaging(3, 8), equal=3, copy=True),
     "two_bit": Entry(tw.two_bit_averaging(3), equal=3, copy=True),
     # compositions
     "desloc top-k": Entry(desloc_with(TOPK, WAVES)),

@@ -245,6 +245,21 @@ def test_two_bits_are_enough_for_two_values(workers: int) -> None:
         assert problem.distance(left, right) < 1e-5
 
 
+def test_sparse_averaging_is_a_setting_of_sparseloco() -> None:
+    ours, theirs = tw.sparse_averaging(5, 32, 0.7, 0.9), tw.sparseloco(5, 32, topk=1, decay=0.7, outer_lr=0.9)
+    assert str(ours).splitlines()[1:] == str(theirs).splitlines()[1:]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sparse_averaging_of_all_values_in_two_bits_is_averaging(workers: int) -> None:
+    methods = tw.sparse_averaging(4, chunk=1, decay=1.0), tw.local_sgd(4)
+    left, right = (problem.fleet(method, workers, sgd) for method in methods)
+    for _ in range(24):
+        blind_step(left, two_values)
+        blind_step(right, two_values)
+        assert problem.distance(left, right) < 1e-5
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_two_bits_drop_is_in_the_residuals(workers: int) -> None:
     """All that was sent and the mean residual are, together, the mean drift since the start: nothing is lost."""

@@ -262,6 +262,12 @@ CASES: dict[str, tuple[Callable[[], tw.Method], Callable[[], Any], Inner, float]
         SGD,
         COARSE,
     ),
+    "sparse averaging": (
+        lambda: tw.sparse_averaging(4, chunk=8, outer_lr=0.9),
+        lambda: ref.Outer(ref.Nesterov(0.9, 0.0), 0.0, ref.TopK(1, 8, ref.two_bit), 0.8, every=4),
+        ADAMW,
+        COARSE,
+    ),
     "two-bit averaging": (
         lambda: tw.two_bit_averaging(4),
         lambda: ref.Outer(ref.Nesterov(1.0, 0.0), 0.0, TWO_BIT, 1.0, every=4),

@@ -7,6 +7,7 @@ from .eager import carry_diloco, delayed_diloco, eager_diloco
 from .local_sgd import local_sgd
 from .relay import relay_diloco
 from .sparse import decoupled_momentum, demo, sparseloco
+from .sparse_averaging import sparse_averaging
 from .two_bit import two_bit_averaging
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "local_states",
     "relay_diloco",
     "reset_states",
+    "sparse_averaging",
     "sparseloco",
     "streaming_diloco",
     "two_bit_averaging",

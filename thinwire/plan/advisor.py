@@ -109,6 +109,7 @@ def settings(layers: int) -> list[Setting]:
         {"name": "relay_diloco", "every": 30, "fragments": fragments, "codec": "E3M0()"},
         {"name": "decoupled_momentum", "every": 128},
         {"name": "sparseloco", "every": 30},
+        {"name": "sparse_averaging", "every": 4},
         {"name": "two_bit_averaging", "every": 64},
     ]
     known = {setting["name"] for setting in chosen}

@@ -1,0 +1,28 @@
+"""Sparse averaging, a table of our own: of every few values the strongest one, in two bits, what is not sent fed back.
+
+    e = b*e + (X - y) ; T = two-bit(strongest of each chunk(e)) ; e -= T ; X -= merge(T) ; y = X     every H steps
+
+SparseLoCo (arXiv 2508.15706) with chunks so short that an index takes 6 bits instead of 12, and that no part of a
+tensor waits for another: more values for the same bytes. With chunks of one value it is averaging in two bits.
+"""
+
+from __future__ import annotations
+
+from ..codec import TopK, TwoBit
+from ..replica import params
+from ..rule import SGD, Outer
+from ..schedule import Every
+from ..table import Method, Sync
+from .common import table
+
+
+def sparse_averaging(every: int = 4, chunk: int = 64, decay: float = 0.8, outer_lr: float = 1.0) -> Method:
+    """Plain averaging of one value in `chunk`: every 4 steps it sends 1,000 times less than DDP.
+
+    For an Adam-like optimizer inside; with Muon take `two_bit_averaging` (docs/results.md).
+
+    >>> print(sparse_averaging().rows[0].codec)
+    TopK(1, chunk=64, values=TwoBit(), merge='senders')
+    """
+    row = Sync(params, Every(every), Outer(SGD(outer_lr)), TopK(1, chunk, values=TwoBit()), feedback=decay)
+    return table("sparse_averaging", row, every=every)
