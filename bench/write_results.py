@@ -131,7 +131,7 @@ def seeds(known: Known, tables: list[Table]) -> str:
 
 
 def claims(known: Known) -> str:
-    return f"## Claims\n\n{judged(CLAIMS, known)}\n{ON_A_CPU}\n{judged(CPU_CLAIMS, known)}"
+    return f"## Claims\n\n{judged(CLAIMS, known)}\n{flow(ON_A_CPU)}\n\n{judged(CPU_CLAIMS, known)}"
 
 
 def judged(some: list[Claim], known: Known) -> str:
