@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -115,8 +116,8 @@ class Cost:
         return flying + max(own, default=0)
 
 
-def _check_steps(steps: int) -> None:
-    if not isinstance(steps, int) or steps < 0:
+def _check_steps(steps: Any) -> None:
+    if not isinstance(steps, Integral) or steps < 0:  # NumPy's too
         raise ValueError(f"steps must be a whole number, at least 0, not {steps!r}")
 
 
