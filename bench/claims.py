@@ -191,11 +191,6 @@ _COMPOSED = [
           gap_at_most("muon 100M two bits 192", "muon 100M ddp", 1)),
 ]  # fmt: skip
 
-_FRESH_DESLOC = [
-    Claim(_EQUAL.format("Kx = 32"), same("fresh desloc 32", "fresh local adam 32", 1.9)),
-    Claim("the same with ADOPT, second beta .99", same("fresh ADOPT .99 desloc 32", "fresh ADOPT .99 local 32", 1.9)),
-]
-
 _FRESH_OVERLAP = [
     Claim("eager at H = 30, M = 2, loses at most the published 2.3%",
           gap_at_most("fresh M2 H30 eager", "fresh M2 H30 diloco .4", 2.3)),
@@ -241,4 +236,4 @@ _FRESH_COMPOSED = [
 ]  # fmt: skip
 
 CLAIMS: list[Claim] = _DESLOC + _OVERLAP + _DECOUPLED + _COMPOSED
-CPU_CLAIMS: list[Claim] = _FRESH_DESLOC + _FRESH_OVERLAP + _FRESH_DECOUPLED + _FRESH_COMPOSED
+CPU_CLAIMS: list[Claim] = _FRESH_OVERLAP + _FRESH_DECOUPLED + _FRESH_COMPOSED
