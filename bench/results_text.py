@@ -71,10 +71,11 @@ Beside what the tables above say:
 - A sweep of outer learning rates. Tried: momentum .6 and .9 at rate .7 for DiLoCo and relay; 1 and 1.5 for sparseloco;
   .7 with .9, .6, .3 and 1 without momentum for two bits.
 - DES-LOC's newcomers with a second seed or with longer to go; second seeds at 256.
-- At 1000x: DES-LOC rows below fp32, sparseloco at 3000x, other numbers of workers.
+- At 1000x: DES-LOC rows below fp32; on a GPU sparse averaging, sparseloco at 3000x, other numbers of workers.
 - The engine's overhead at 1B parameters (memory at 1B was measured).
 - Lists 12 to 18 (published outer step, 35M shape, more second seeds, decoupled momentum at 2 and 8 workers, slow
-  momentum, regularised DDP): ready to run, no GPU was at hand; lists 20 to 25 have small versions of most.
+  momentum, regularised DDP) and what is missing of 10 and 11: ready to run, no GPU was at hand. Lists 20 to 25 are
+  small versions of the published outer step and of 1000x; of DES-LOC and decoupled momentum there is only list 19.
 - Peers at 124M parameters on shaped lines.
 """
 
