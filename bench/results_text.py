@@ -76,7 +76,7 @@ Beside what the tables above say:
 - Lists 12 to 18 (published outer step, 35M shape, more second seeds, decoupled momentum at 2 and 8 workers, slow
   momentum, regularised DDP) and what is missing of 10 and 11: ready to run, no GPU was at hand. Lists 20 to 25 are
   small versions of the published outer step and of 1000x; of DES-LOC and decoupled momentum there is only list 19.
-- Peers at 124M parameters on shaped lines.
+- Peers at 124M parameters on lines slower than 1 Gbit/s.
 """
 
 
@@ -240,14 +240,15 @@ tokens. It is tiny, and what helps it need not help a large one; but no run is t
   (<small resnet M2 paper>, <small resnet M4 paper>, <small resnet M8 paper>).
 
 **Speed.** A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two
-workers, .41 with four, .39 at 124M parameters, on loopback. Rounds made one after the other (`bench/overhead.py`) do
-not reach it with 10 and 100 tensors against torchft without buckets, where .6 is what the bytes moved through memory
-allow at best (`bench/README.md`); with 1,000 tensors they take a quarter. Our streaming takes .51 of torchft's with
-two workers and .97 with four, since it mixes in place (`peers_loopback_streaming`; the tables before that say .65,
-1.35 and, at 124M, 1.26). torch's DDP is faster than `tw.ddp`, since it meets during the backward pass. DCT + top-k,
-encoded and merged, takes 35 to 38 times less time on a GPU than the per-tensor approach in the same run, which is
-bound by its launches, and so by the host; on two cores 3.3 and 2.3 times less, and in another run on the idle machine
-4.3 and 2.8.
+workers, .41 with four, .39 at 124M parameters, on loopback. At 1 Gbit/s, where the line is most of a round, ours takes
+.90 with four workers and .87 at 124M parameters on an idle machine (`peers_lines_idle`; 1.36 in a run beside other
+work). Rounds made one after the other (`bench/overhead.py`) do not reach it with 10 and 100 tensors against torchft
+without buckets, where .6 is what the bytes moved through memory allow at best (`bench/README.md`); with 1,000 tensors
+they take a quarter. Our streaming takes .51 of torchft's with two workers and .97 with four, since it mixes in place
+(`peers_loopback_streaming`; the tables before that say .65, 1.35 and, at 124M, 1.26). torch's DDP is faster than
+`tw.ddp`, since it meets during the backward pass. DCT + top-k, encoded and merged, takes 35 to 38 times less time on a
+GPU than the per-tensor approach in the same run, which is bound by its launches, and so by the host; on two cores 3.3
+and 2.3 times less, and in another run on the idle machine 4.3 and 2.8.
 """
 
 
