@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any
 
 AGAIN = ", seed 1"  # how the name of a run with the second seed ends
-ON_CPU = "0.2M"  # the preset of the runs on a CPU
+ON_CPU = "0.2M"  # the preset of most runs on a CPU
+CPU_PRESETS = (ON_CPU, "1M")
 LARGE = "12M"  # the preset of most runs on a GPU; the others compare among themselves only
 
 

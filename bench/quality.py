@@ -72,7 +72,8 @@ def best_rate(prefix: str, folders: Iterable[Path]) -> float | None:
     """The learning rate of the finished run of lowest loss among those of the first seed whose names begin so."""
     found = [json.loads(path.read_text())["results"] for folder in folders for path in folder.glob("*.json")]
     rated = [(r["finished"], r["lr"]) for r in found if r["name"].startswith(prefix) and not r["seed"]]
-    return min((rate for rate in rated if math.isfinite(rate[0])), default=(0.0, None))[1]
+    finite = [rate for rate in rated if math.isfinite(rate[0])]
+    return min(finite)[1] if finite else None
 
 
 def rows(

@@ -17,7 +17,7 @@ from typing import Any
 import plots
 from claims import CLAIMS, CPU_CLAIMS, Claim
 from fill import flow
-from known import AGAIN, LARGE, ON_CPU, Known
+from known import AGAIN, CPU_PRESETS, LARGE, ON_CPU, Known
 from quality import Run, read_list
 from results_text import KEPT, NOT_LISTED, ON_A_CPU, lessons, preface
 from speed_tables import RESNET, RESULTS, SMALL_RESNET, SPEED, Speed, markdown, read
@@ -111,7 +111,9 @@ def table_of(rows: list[dict[str, str]]) -> str:
 
 
 def quality(table: Table, results: Results) -> str:
-    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 7000" * (table.runs[0].preset == ON_CPU)
+    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 7000" * (
+        table.runs[0].preset in CPU_PRESETS
+    )
     command = f"python bench/evidence.py bench/runs/{table.path.name}{on_a_cpu}"
     missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
     found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]

@@ -269,16 +269,17 @@ def versions() -> dict[str, str]:
 def _stopping_on_signals(ledger: Ledger, place: Place) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask all workers to stop after the same step; a second Ctrl-C ends this process at once."""
 
-    if place.elastic:
-        place.transport.asked_to_stop = lambda: bool(ledger.stop_asked)
-
     def ask(number: int, frame: Any) -> None:
         ledger.stop_asked = f"{signal.Signals(number).name} on worker {place.hosted[0]}"
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    if place.elastic:
+        place.transport.asked_to_stop = lambda: bool(ledger.stop_asked)
     try:
         yield
     finally:
+        if place.elastic:
+            place.transport.asked_to_stop = lambda: False  # finishing tries again whatever is lost
         for number, handler in before.items():
             signal.signal(number, handler)
