@@ -99,10 +99,9 @@ def test_custom_method() -> None:
 
 def test_elastic() -> None:
     pytest.importorskip("torchft")
-    from tests.elastic.test_chaos import free_port as pair_of_ports
     from thinwire.elastic.coordinator import Coordinator
 
-    coordinator = Coordinator(port=pair_of_ports())
+    coordinator = Coordinator(port=free_port())
     start = [sys.executable, str(EXAMPLES / "elastic.py"), "--join", coordinator.address, "--min-workers", "2"]
     try:
         one, other = run(start, start)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.elastic.garbage import free_pair, listening, until
+from tests.cluster import free_port
+from tests.elastic.garbage import listening, until
 from tests.train.conftest import environment
 
 MET = {"committed": True, "workers": 2}
@@ -20,7 +21,7 @@ MET = {"committed": True, "workers": 2}
 
 class Workers:
     def __init__(self) -> None:
-        self.port = free_pair()
+        self.port = free_port()
         self.lighthouse = f"127.0.0.1:{self.port}"
         coordinator = ["thinwire.cli", "coordinator", "--port", str(self.port), "--round-deadline", "5s"]
         self.processes = [self._start(coordinator)]
@@ -58,8 +59,7 @@ class Workers:
     def _start(module: list[str]) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", *module]
         env = environment() | {"RUST_LOG": "error", "GLOO_SOCKET_IFNAME": "lo"}
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        return subprocess.Popen(command, env=env, cwd=Path(__file__).parents[2], **options)
+        return subprocess.Popen(command, env=env, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
 
     @staticmethod
     def _line(process: subprocess.Popen[str]) -> str:

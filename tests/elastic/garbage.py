@@ -91,18 +91,6 @@ def _address(family: socket.AddressFamily, text: str) -> tuple[str, int]:
     return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
 
 
-def free_pair() -> int:
-    """A port that is free and followed by a free one."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = first.getsockname()[1]
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 def until(true: Callable[[], Any], seconds: float = 20, what: str = "it never came true") -> Any:
     deadline = time.monotonic() + seconds
     while not (found := true()):

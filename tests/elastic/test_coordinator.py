@@ -18,7 +18,8 @@ import pytest
 
 pytest.importorskip("torchft")
 
-from tests.elastic.garbage import free_pair, until  # noqa: E402
+from tests.cluster import free_port  # noqa: E402
+from tests.elastic.garbage import until  # noqa: E402
 from tests.train.conftest import environment  # noqa: E402
 from thinwire.elastic import reporter as reporting  # noqa: E402
 from thinwire.elastic.command import _secret_file as find_secret  # noqa: E402
@@ -72,7 +73,7 @@ def status(coordinator: Coordinator) -> dict[str, Any]:
 
 
 def test_a_hundred_workers_report_and_one_too_many_is_told_so(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     port = coordinator._door.port
     for number in range(100):
         line = start(Line, "127.0.0.1", port, None)
@@ -88,7 +89,7 @@ def test_a_hundred_workers_report_and_one_too_many_is_told_so(start) -> None:
 
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_what_a_worker_says_is_shown(start, secret) -> None:
-    coordinator = start(Coordinator, port=free_pair(), secret=secret, min_workers=2, round_deadline=30.0)
+    coordinator = start(Coordinator, port=free_port(), secret=secret, min_workers=2, round_deadline=30.0)
     reporter = start(Reporter, coordinator.address, "a", secret)
     facts = {
         "name": "lab",
@@ -110,7 +111,7 @@ def test_what_a_worker_says_is_shown(start, secret) -> None:
 
 
 def test_say_never_waits_and_refuses_what_it_does_not_know(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     reporter = start(Reporter, coordinator.address, "a", None)
     for wrong in ({"stepp": 1}, {"step": "1"}, {"name": "x" * 300}, {"taking_part": [1]}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -124,7 +125,7 @@ def test_say_never_waits_and_refuses_what_it_does_not_know(start) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_said_in_json_that_browsers_read(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     start(Reporter, coordinator.address, "a", None).say(loss=float("nan"))
     until(lambda: "loss" in status(coordinator)["workers"][0])
     body = get(coordinator, "/status")[2]
@@ -133,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_said_in_json_that_browsers_read(start) -> 
 
 
 def test_silence_is_told_to_the_others(start) -> None:
-    coordinator = start(Coordinator, port=free_pair(), heartbeat_timeout=0.5)
+    coordinator = start(Coordinator, port=free_port(), heartbeat_timeout=0.5)
     a, b = (start(Reporter, coordinator.address, name, None) for name in "ab")
     until(lambda: len(status(coordinator)["workers"]) == 2)
     b.close()
@@ -145,7 +146,7 @@ def test_silence_is_told_to_the_others(start) -> None:
 
 def test_nobody_is_silent_when_the_coordinator_is(start, monkeypatch, caplog) -> None:
     monkeypatch.setattr(reporting, "PATIENCE", 0.5)
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     reporter = start(Reporter, coordinator.address, "a", None)
     gone = start(Reporter, coordinator.address, "b", None)
     gone.close()
@@ -164,7 +165,7 @@ OWN = {"method.name": "desloc", "method.every": 64, "betas": (0.9, 0.95)}
 
 
 def test_the_first_worker_sets_them_and_others_are_told_each_difference(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     first, second = (start(Reporter, coordinator.address, name, None) for name in "ab")
     first.agree(OWN)
     second.agree(dict(reversed(OWN.items())))
@@ -220,7 +221,7 @@ def test_a_finished_run_stays_finished_until_another_begins() -> None:
 
 
 def test_a_worker_learns_that_the_fleet_went_on_with_other_settings(start, caplog) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     newcomer, veteran = (start(Reporter, coordinator.address, name, None) for name in "nv")
     newcomer.agree({"every": 1})
     coordinator._roster.hear({"worker": "v", "step": 500})
@@ -241,7 +242,7 @@ def test_a_roster_stays_small() -> None:
 
 
 def test_a_coordinator_that_returns_learns_everything_again(start) -> None:
-    port = free_pair()
+    port = free_port()
     first = start(Coordinator, port=port, secret=SECRET)
     reporters = [start(Reporter, first.address, name, SECRET) for name in "ab"]
     for reporter in reporters:
@@ -269,7 +270,7 @@ def complaint(*arguments: Any) -> str:
 
 
 def test_each_failure_at_the_start_is_one_line_with_its_cure(start) -> None:
-    port = free_pair()
+    port = free_port()
     where = f"127.0.0.1:{port}"
     assert f"thinwire coordinator --port {port}" in complaint(where, "a", None)
     assert "use an IP address" in complaint(f"no-such-host.invalid:{port}", "a", SECRET)
@@ -282,14 +283,14 @@ def test_each_failure_at_the_start_is_one_line_with_its_cure(start) -> None:
 
 def test_a_coordinator_that_does_not_know_our_secret_is_not_believed(start) -> None:
     """It accepts anything, as an impostor would."""
-    coordinator = start(Coordinator, port=free_pair(), secret=b"t" * 32)
+    coordinator = start(Coordinator, port=free_port(), secret=b"t" * 32)
     coordinator._guard.check = lambda request: "0" * 64
     assert "does not know the secret" in complaint(coordinator.address, "a", SECRET)
 
 
 @pytest.mark.parametrize("said", [b"220 mail\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b""])
 def test_something_else_that_listens_is_told_apart(said: bytes) -> None:
-    port = free_pair()
+    port = free_port()
     with socket.create_server(("127.0.0.1", port + 1)) as door:
 
         def answer() -> None:
@@ -306,7 +307,7 @@ def test_something_else_that_listens_is_told_apart(said: bytes) -> None:
 
 
 def test_a_lighthouse_that_cannot_be_reached_is_said(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     port = int(coordinator.address.rsplit(":", 1)[1])
     assert not _closed(port)
     time.sleep(0.3)  # shut down before it has begun to serve, torchft's lighthouse keeps its port
@@ -327,7 +328,7 @@ def test_beyond_loopback_a_secret_is_needed_and_taken_ports_are_said(start) -> N
     for bind in ("0.0.0.0", "192.0.2.1"):
         with pytest.raises(ValueError, match="needs a secret"):
             Coordinator(bind=bind)
-    port = free_pair()
+    port = free_port()
     start(Coordinator, port=port)
     for taken in (port - 1, port, port + 1):
         with pytest.raises(ValueError, match="cannot listen at 127.0.0.1"):
@@ -336,12 +337,12 @@ def test_beyond_loopback_a_secret_is_needed_and_taken_ports_are_said(start) -> N
 
 def test_a_deadline_that_nobody_can_meet_is_refused() -> None:
     with pytest.raises(ValueError, match="a round deadline of 0 s"):
-        Coordinator(port=free_pair(), round_deadline=0.0)
+        Coordinator(port=free_port(), round_deadline=0.0)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
 def test_every_interface_means_both_kinds(start) -> None:
-    port = free_pair()
+    port = free_port()
     start(Coordinator, bind="::", port=port, secret=SECRET)
     for host in ("127.0.0.1", "[::1]"):
         start(Reporter, f"{host}:{port}", host, SECRET)
@@ -351,7 +352,7 @@ def test_every_interface_means_both_kinds(start) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_runs_only_its_own_script(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     code, headers, body = get(coordinator, "/")
     assert code == 200 and headers["Content-Type"].startswith("text/html")
     text = body.decode()
@@ -361,7 +362,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_only_its_own_script(star
 
 
 def test_a_name_that_leads_a_browser_here_is_refused_without_a_secret(start) -> None:
-    coordinator = start(Coordinator, port=free_pair())
+    coordinator = start(Coordinator, port=free_port())
     assert get(coordinator, "/status", Host="evil.example:80")[0] == 403
     assert get(coordinator, "/status", Host="localhost:80")[0] == 200
     assert get(coordinator, "/nothing")[0] == 404
@@ -394,7 +395,7 @@ def ended(process: subprocess.Popen[str], status: int) -> str:
 
 
 def test_the_command_on_this_machine(command) -> None:
-    port = free_pair()
+    port = free_port()
     process = command("--port", port)
     assert process.stdout is not None
     assert process.stdout.readline() == f"page        http://127.0.0.1:{port + 1}/\n"
@@ -405,7 +406,7 @@ def test_the_command_on_this_machine(command) -> None:
 
 
 def test_the_command_beyond_this_machine_makes_a_secret_and_says_where(command, tmp_path: Path) -> None:
-    port = free_pair()
+    port = free_port()
     process = command("--port", port, "--bind", "0.0.0.0", "--round-deadline", "30s", "--min-workers", 2)
     assert process.stdout is not None
     page, secret, join = (process.stdout.readline() for _ in range(3))
@@ -444,7 +445,7 @@ def test_what_the_command_cannot_do_is_one_line(
     if chosen["secret_file"]:
         chosen["secret_file"] = tmp_path / chosen["secret_file"]
     with pytest.raises(UserError, match=said) as caught:
-        start_command(port=free_pair(), **chosen)
+        start_command(port=free_port(), **chosen)
     assert "\n" not in str(caught.value)
 
 

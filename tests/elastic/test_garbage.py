@@ -24,8 +24,9 @@ pytest.importorskip("torchft")
 
 from torchft.coordination import LighthouseClient  # noqa: E402
 
+from tests.cluster import free_port  # noqa: E402
 from tests.elastic import garbage  # noqa: E402
-from tests.elastic.garbage import free_pair, half_open, memory, throw, until  # noqa: E402
+from tests.elastic.garbage import half_open, memory, throw, until  # noqa: E402
 from thinwire.elastic import door as doors  # noqa: E402
 from thinwire.elastic import secret as secrets  # noqa: E402
 from thinwire.elastic.channel import FRAME, GREETING, Channel  # noqa: E402
@@ -92,7 +93,7 @@ def healing_server() -> Server:
 
 
 def coordinator_server() -> Server:
-    coordinator = Coordinator(port=free_pair(), secret=SECRET)
+    coordinator = Coordinator(port=free_port(), secret=SECRET)
 
     def serves() -> bool:
         reporter = Reporter(coordinator.address, "healthy", SECRET)
@@ -282,7 +283,7 @@ class Requests:
 
 @pytest.fixture
 def requests() -> Iterator[tuple[Requests, Coordinator]]:
-    coordinator = Coordinator(port=free_pair(), secret=SECRET)
+    coordinator = Coordinator(port=free_port(), secret=SECRET)
     yield Requests(coordinator._door.port), coordinator
     coordinator.close()
 

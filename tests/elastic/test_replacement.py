@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("torchft")
 
 import thinwire as tw
+from tests.cluster import free_port
 from tests.elastic.member import METHODS, backward, held_loss, model_of, some
 from tests.elastic.pack import Line, Member
-from tests.elastic.test_chaos import distance, each, free_port
+from tests.elastic.test_chaos import distance, each
 from thinwire.elastic.coordinator import Coordinator
 
 pytestmark = pytest.mark.xdist_group("chaos")
