@@ -66,8 +66,8 @@ class Known:
         return float(ring * result["steps"] / result["wire_received"])
 
     def best(self, prefix: str) -> str:
-        """The run of least loss among those whose names begin so."""
-        names = [name for name in self.results if name.startswith(prefix)]
+        """The run of least loss among those of the first seed whose names begin so."""
+        names = [name for name in self.results if name.startswith(prefix) and not name.endswith(AGAIN)]
         if not names:
             raise NotRun(f"{prefix} ..")
         return min(names, key=self.loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,47 @@ from .header import Header
 from .live import Live
 from .rule import Rule, State
 from .transport import Exchange, PeerLost
+
+
+class Fetched(MutableMapping[str, Tensor | None]):
+    """A state that stays on the host: a tensor comes to the device when it is first asked for.
+
+    Launching reads the anchor alone, and leaves it as it is: what nobody asks for does not travel, and what is as it
+    was does not travel back. Tensors count their changes in place; a kernel of one's own must say `increment_version`.
+    """
+
+    def __init__(self, far: State, device: torch.device) -> None:
+        self._far, self._device = far, device
+        self._near: dict[str, Tensor | None] = {}
+        self._fetched: dict[str, int] = {}  # the version of a tensor when it came
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        if name not in self._near:
+            far = self._far[name]
+            near = None if far is None else far.to(self._device, non_blocking=True, copy=True)
+            self._near[name] = near
+            self._fetched[name] = _version(near)
+        return self._near[name]
+
+    def __setitem__(self, name: str, value: Tensor | None) -> None:
+        self._near[name] = value
+        self._fetched.pop(name, None)
+
+    def __delitem__(self, name: str) -> None:
+        raise AssertionError("a state keeps its names; a None takes no memory")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._far, **self._near})
+
+    def __len__(self) -> int:
+        return len({**self._far, **self._near})
+
+    def changed(self) -> dict[str, Tensor | None]:
+        return {name: value for name, value in self._near.items() if self._fetched.get(name) != _version(value)}
+
+
+def _version(value: Tensor | None) -> int:
+    return 0 if value is None else value._version
 
 
 @dataclass
@@ -33,29 +74,40 @@ class Lane:
     offload: bool = False
 
     @contextmanager
-    def borrowed(self, write: bool = True) -> Iterator[State]:
-        """The state on the device of the tensors; with offload it is fetched, and put back if it may have changed."""
+    def borrowed(self) -> Iterator[State]:
+        """The state on the device of the tensors; with offload what is used is fetched, and put back if it changed."""
         if not self.offload:
             yield self.state
             return
-        near: State = {k: v if v is None else v.to(self.live.device, non_blocking=True) for k, v in self.state.items()}
+        near = Fetched(self.state, self.live.device)
         yield near
-        if write:
-            self.keep(near)
+        self._put_back(near.changed())
 
     def keep(self, state: State) -> None:
         """From here on this is the state: on the host with offload."""
         if not self.offload:
             self.state = state
             return
-        self.state = {name: self._put_back(name, value) for name, value in state.items()}
-        torch.cuda.current_stream(self.live.device).synchronize()  # the host may read it from now on
+        self.state = {name: self.state.get(name) for name in state}
+        self._put_back(state)
+
+    def _put_back(self, state: State) -> None:
+        for name, value in state.items():
+            self.state[name] = None if value is None else self._far(name, value).copy_(value, non_blocking=True)
+        if self.live.device.type == "cuda":  # the host may read it from now on, and write to what was fetched
+            torch.cuda.current_stream(self.live.device).synchronize()
+
+    def _far(self, name: str, value: Tensor) -> Tensor:
+        """The memory on the host, that of before if there is one."""
+        pinned = self.live.device.type == "cuda"
+        far = self.state.get(name)
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pinned) if far is None else far
 
     def common(self, rule: Rule) -> Tensor:
         """What every worker should hold in the same bits."""
         if self.parameters is not None:
             return self.parameters.read()
-        with self.borrowed(write=False) as state:
+        with self.borrowed() as state:
             return _present(rule.shared_copy(state))
 
     def take_common(self, rule: Rule, values: Tensor) -> None:
@@ -63,14 +115,6 @@ class Lane:
             return self.parameters.write(values)
         with self.borrowed() as state:
             _present(rule.shared_copy(state)).copy_(values)
-
-    def _put_back(self, name: str, value: Tensor | None) -> Tensor | None:
-        if value is None:
-            return None
-        far = self.state.get(name)
-        if far is None:
-            far = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-        return far.copy_(value, non_blocking=True)
 
 
 def _present(copy: Tensor | None) -> Tensor:

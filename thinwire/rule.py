@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from .codec.base import STRIP
 from .live import Live
 
-State = dict[str, Tensor | None]
+State = MutableMapping[str, Tensor | None]
 Agreement = Literal["mean", "shared", "first"]
 
 
