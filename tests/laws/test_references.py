@@ -264,7 +264,7 @@ CASES: dict[str, tuple[Callable[[], tw.Method], Callable[[], Any], Inner, float]
     ),
     "sparse averaging": (
         lambda: tw.sparse_averaging(4, chunk=8, outer_lr=0.9),
-        lambda: ref.Outer(ref.Nesterov(0.9, 0.0), 0.0, ref.TopK(1, 8, ref.two_bit), 0.8, every=4),
+        lambda: ref.Outer(ref.Nesterov(0.9, 0.0), 0.0, ref.TopK(1, 8, ref.two_bit), 0.9, every=4),
         ADAMW,
         COARSE,
     ),

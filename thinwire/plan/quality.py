@@ -85,8 +85,8 @@ _UNKNOWN = {
     "local_sgd": _ZERO_SHOT,
     "local_states": _ZERO_SHOT,
     "demo": "DeMo, arXiv 2411.19870: no comparable number",
-    "sparse_averaging": "thinwire's own runs of .26M parameters, AdamW, M = 4, every 5: -.5% and -.4% (two seeds)",
-    "two_bit_averaging": "thinwire's own 12M runs, Muon: +3.3% at 25M tokens, below DDP at 100M, where DDP overfits",
+    "sparse_averaging": "thinwire's own 12M runs, AdamW, M = 4: +2.3% at 25M tokens, +1.6% at 50M with a decay of .8",
+    "two_bit_averaging": "thinwire's own 12M runs, Muon: +3.3% at 25M tokens, +.5% at 50M, below DDP at 100M, where DDP overfits",
 }
 
 
