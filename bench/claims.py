@@ -119,37 +119,98 @@ def best_at_most(prefix: str, ddp: str, limit: float) -> Test:
 
 
 _EQUAL = "DES-LOC equals Local Adam within noise at half the bytes, {}"
+
+
+def _desloc(size: str, ddp: str) -> list[Claim]:
+    """The claims of the paper, of the runs whose names begin with `size`; `ddp` has as many tokens as those at 256."""
+
+    def name(run: str) -> str:
+        return size + run
+
+    return [
+        *(
+            Claim(_EQUAL.format(f"Kx = {every}"), same(name(f"desloc {every}"), name(f"local adam {every}"), 1.9))
+            for every in (16, 32, 256)
+        ),
+        Claim("DES-LOC equals averaging all states within noise, Muon inside, Kx = 32",
+              same(name("muon desloc 32"), name("muon local 32"))),
+        Claim("the same with ADOPT, second beta .99", same(name("ADOPT .99 desloc 32"), name("ADOPT .99 local 32"))),
+        Claim("DES-LOC at Kx = 256 sends 170x less than DDP; the gap is stated",
+              fewer_bytes(name("desloc 256"), ddp, 170)),
+        Claim("moments that meet beat moments left local, Kx = 32", worse(name("states local 32"), name("desloc 32"))),
+        Claim("the same, Kx = 256", worse(name("states local 256"), name("desloc 256"))),
+        Claim("resetting the moments is worse, Kx = 32", worse(name("states reset 32"), name("desloc 32"))),
+        Claim("Nesterov on the mean drift beats the mean, Kx = 32",
+              gap_at_most(name("desloc 32 nesterov"), name("desloc 32"), 0)),
+        Claim("DES-LOC beats DiLoCo at its default momentum .9, Kx = 256",
+              worse(name("diloco 256"), name("desloc 256"))),
+        Claim("newcomers, workers doubled half way: stable (at most 1%)",
+              gap_at_most(name("desloc 32, doubled, mean state"), name("desloc 32"), 1)),
+        Claim("newcomers need the mean of the states, not those of one worker",
+              worse(name("desloc 32, doubled, one state"), name("desloc 32, doubled, mean state"))),
+    ]  # fmt: skip
+
+
+def _published_overlap(size: str) -> list[Claim]:
+    """Periods of 30 and 100 with the published outer step, of the runs whose names begin with `size`."""
+
+    def name(run: str) -> str:
+        return size + run
+
+    return [
+        Claim("published outer step (.4, .9): eager at H = 30, M = 2, loses at most the published 2.3%",
+              gap_at_most(name("M2 H30 eager"), name("M2 H30 diloco .4"), 2.3)),
+        Claim("the same at H = 100", gap_at_most(name("M2 H100 eager"), name("M2 H100 diloco .4"), 2.3)),
+        Claim("the same at H = 30, M = 4, at most 3%", gap_at_most(name("M4 H30 eager"), name("M4 H30 diloco .4"), 3)),
+        Claim("E3M0 costs eager less than 1%", gap_at_most(name("M2 H30 eager E3M0"), name("M2 H30 eager"), 1)),
+        Claim("two phases of delay lose at most 1.5% more than one, as published",
+              gap_at_most(name("M2 H30 eager, two phases"), name("M2 H30 eager"), 1.5)),
+        Claim("one inner step of overlap loses less than 1%",
+              gap_at_most(name("M2 H30 one inner step"), name("M2 H30 diloco .4"), 1)),
+        Claim("delayed is clearly worse than eager, M = 2",
+              gap_at_least(name("M2 H30 delayed"), name("M2 H30 eager"), 2)),
+        Claim("a lower rate (.1) mends half of delayed's loss",
+              gap_halved(name("M2 H30 delayed .1"), name("M2 H30 delayed"), name("M2 H30 diloco .4"))),
+    ]  # fmt: skip
+
+
+_BETWEEN = 'decoupled momentum, "{}", M = {}: 16x fewer bytes than DiLoCo at H = 128, loss between H = 128 and 512'
+
+
+def _decoupled(size: str, tried: dict[int, tuple[str, ...]]) -> list[Claim]:
+    """By the number of workers, the variants that were run, as their names end; four workers are not in a name."""
+    return [
+        Claim(_BETWEEN.format(variant, workers),
+              between_the_periods(f"decoupled 128 {variant}", size + ("" if workers == 4 else f"M{workers} ")))
+        for workers, variants in tried.items()
+        for variant in variants
+    ]  # fmt: skip
+
+
+def _resnets(size: str, text: str) -> list[Claim]:
+    return [
+        Claim(f'"consensus" for a {text} on Fashion-MNIST, M = {m}: the same',
+              between_the_periods("consensus", f"{size} M{m} "))
+        for m in (2, 4, 8)
+    ]  # fmt: skip
+
+
 _DESLOC = [
-    *(
-        Claim(_EQUAL.format(f"Kx = {every}"), same(f"desloc {every}", f"local adam {every}", 1.9))
-        for every in (16, 32, 256)
-    ),
+    *_desloc("", "ddp"),
     Claim(_EQUAL.format("Kx = 32, 100M tokens"), same("100M desloc 32", "100M local adam 32", 1.9)),
-    Claim("DES-LOC equals averaging all states within noise, Muon inside, Kx = 32",
-          same("muon desloc 32", "muon local 32")),
-    Claim("the same with ADOPT (which hardly learns here, DDP included)",
+    Claim("the same with ADOPT and its published beta of .9999 (which hardly learns here, DDP included)",
           same("ADOPT+AdamW desloc 32", "ADOPT+AdamW local 32")),
-    Claim("the same with ADOPT, second beta .99", same("ADOPT .99 desloc 32", "ADOPT .99 local 32")),
-    Claim("DES-LOC at Kx = 256 sends 170x less than DDP; the gap is stated", fewer_bytes("desloc 256", "ddp", 170)),
-    Claim("moments that meet beat moments left local, Kx = 32", worse("states local 32", "desloc 32")),
-    Claim("the same, Kx = 256", worse("states local 256", "desloc 256")),
-    Claim("resetting the moments is worse, Kx = 32", worse("states reset 32", "desloc 32")),
-    Claim("Nesterov on the mean drift beats the mean, Kx = 32", gap_at_most("desloc 32 nesterov", "desloc 32", 0)),
-    Claim("DES-LOC beats DiLoCo at its default momentum .9, Kx = 256", worse("diloco 256", "desloc 256")),
-    Claim("newcomers, workers doubled half way: stable (at most 1%)",
-          gap_at_most("desloc 32, doubled, mean state", "desloc 32", 1)),
-    Claim("newcomers need the mean of the states, not those of one worker",
-          worse("desloc 32, doubled, one state", "desloc 32, doubled, mean state")),
 ]  # fmt: skip
 
 _OVERLAP = [
     Claim("eager at M = 2 loses at most the published 2.3% against DiLoCo", gap_at_most("M2 eager", "M2 diloco", 2.3)),
     Claim("eager at M = 4 loses at most 3%", gap_at_most("M4 eager", "M4 diloco", 3)),
-    Claim("delayed is clearly worse than eager, M = 2",
-          gap_at_least("earlier M2 delayed .4", "earlier M2 eager .4", 2)),
+    *_published_overlap(""),
+    Claim("the published 2.3%, the 35M shape, H = 30, M = 2", gap_at_most("35M M2 eager", "35M M2 diloco .4", 2.3)),
     Claim("delayed is clearly worse than eager, M = 4",
           gap_at_least("earlier M4 delayed .4", "earlier M4 eager .4", 2)),
     Claim("goal, M = 2: half the published gap (1.15%), relay", gap_at_most("M2 relay .6", "M2 diloco .6", 1.15)),
+    Claim("the same, the 35M shape", gap_at_most("35M M2 relay", "35M M2 diloco .6", 1.15)),
     Claim("goal, M = 4: under 3%, relay", gap_at_most("M4 relay .6", "M4 diloco .6", 3)),
     Claim("the same at M = 8", gap_at_most("M8 relay .6", "M8 diloco .6", 3)),
     Claim("the same at M = 4 and 100M tokens", gap_at_most("100M relay .6", "100M diloco .6", 3)),
@@ -162,23 +223,19 @@ _OVERLAP = [
     Claim("the same at M = 8", gap_at_most("M8 relay .6", "M8 relay, mixed .6", 0)),
 ]  # fmt: skip
 
-_BETWEEN = 'decoupled momentum, "{}": 16x fewer bytes than DiLoCo at H = 128, loss between H = 128 and 512'
 _DECOUPLED = [
-    Claim(_BETWEEN.format(variant), between_the_periods(f"decoupled 128 {variant}"))
-    for variant in ("consensus", "mean")
-] + [
-    Claim(
-        f'"consensus" for a ResNet on Fashion-MNIST, M = {m}: the same',
-        between_the_periods("consensus", f"resnet M{m} "),
-    )
-    for m in (2, 4, 8)
+    *_decoupled("", {2: ("consensus", "mean", "paper"), 4: ("consensus", "mean"), 8: ("consensus", "mean")}),
+    *_resnets("resnet", "ResNet"),
 ]
 
 _COMPOSED = [
     Claim("goal: within 1% of DDP at 1000x fewer bytes, M = 4, 25M tokens, AdamW",
           best_at_most("1000x", "rate adamw", 1)),
     Claim("the same, Muon", best_at_most("muon 1000x", "rate muon", 1)),
-    Claim("goal at 100M tokens (5.8 passes over the corpus), AdamW: sparseloco every 4",
+    Claim("goal at 50M tokens (2.9 passes), AdamW: sparse averaging every 4", gap_at_most(
+        "50M sparse averaging", "ddp", 1)),
+    Claim("the same, Muon: two bits every 64", gap_at_most("muon 50M two bits 64", "muon 50M ddp", 1)),
+    Claim("goal at 100M tokens (5.8 passes), AdamW: sparseloco every 4",
           gap_at_most("100M sparseloco 4", "100M ddp", 1)),
     Claim("the same, against the lowest point of DDP's curve",
           gap_at_most("100M sparseloco 4", "100M ddp", 1, lowest=True)),
@@ -189,23 +246,14 @@ _COMPOSED = [
     Claim("the same, Muon", best_at_most("muon 3000x", "rate muon", 1)),
     Claim("within 1% at 3000x, 100M tokens, Muon: two bits every 192",
           gap_at_most("muon 100M two bits 192", "muon 100M ddp", 1)),
+    Claim("slow momentum inside (as MT-DAO) improves DDP, AdamW", gap_at_most("slow adamw ddp", "rate adamw 2e-3", 0)),
+    Claim("the same, Muon", gap_at_most("slow muon ddp", "rate muon 4e-3", 0)),
 ]  # fmt: skip
 
 _FRESH_OVERLAP = [
-    Claim("eager at H = 30, M = 2, loses at most the published 2.3%",
-          gap_at_most("fresh M2 H30 eager", "fresh M2 H30 diloco .4", 2.3)),
-    Claim("the same at H = 100", gap_at_most("fresh M2 H100 eager", "fresh M2 H100 diloco .4", 2.3)),
-    Claim("the same at H = 30, M = 4, at most 3%", gap_at_most("fresh M4 H30 eager", "fresh M4 H30 diloco .4", 3)),
-    Claim("E3M0 costs eager less than 1%", gap_at_most("fresh M2 H30 eager E3M0", "fresh M2 H30 eager", 1)),
-    Claim("one inner step of overlap loses less than 1%",
-          gap_at_most("fresh M2 H30 one inner step", "fresh M2 H30 diloco .4", 1)),
-    *(
-        Claim(f"delayed is clearly worse than eager, M = {m}",
-              gap_at_least(f"fresh M{m} H30 delayed", f"fresh M{m} H30 eager", 2))
-        for m in (2, 4)
-    ),
-    Claim("a lower rate (.1) mends half of delayed's loss", gap_halved(
-        "fresh M2 H30 delayed .1", "fresh M2 H30 delayed", "fresh M2 H30 diloco .4")),
+    *_published_overlap("fresh "),
+    Claim("delayed is clearly worse than eager, M = 4",
+          gap_at_least("fresh M4 H30 delayed", "fresh M4 H30 eager", 2)),
     *(
         Claim(f"goal, M = {m}: at most {limit}% above DiLoCo with the same outer step, relay",
               gap_at_most(f"fresh M{m} H30 relay", f"fresh M{m} H30 diloco .6", limit))
@@ -213,11 +261,11 @@ _FRESH_OVERLAP = [
     ),
 ]  # fmt: skip
 
+_VARIANTS = ("consensus", "consensus, 256", "mean", "paper")
 _FRESH_DECOUPLED = [
-    Claim(f'"consensus" for a ResNet-8 on Fashion-MNIST, M = {m}: 16x fewer bytes, loss between H = 128 and 512',
-          between_the_periods("consensus", f"small resnet M{m} "))
-    for m in (2, 4, 8)
-]  # fmt: skip
+    *_decoupled("fresh ", {m: (*_VARIANTS, "mean, 256") if m == 4 else _VARIANTS for m in (2, 4, 8)}),
+    *_resnets("small resnet", "ResNet-8"),
+]
 
 _FRESH_COMPOSED = [
     Claim("goal: within 1% of DDP at 1000x fewer bytes, M = 4, AdamW: one of 64 every 5",
@@ -237,4 +285,5 @@ _FRESH_COMPOSED = [
 ]  # fmt: skip
 
 CLAIMS: list[Claim] = _DESLOC + _OVERLAP + _DECOUPLED + _COMPOSED
-CPU_CLAIMS: list[Claim] = _FRESH_OVERLAP + _FRESH_DECOUPLED + _FRESH_COMPOSED
+_FRESH_DESLOC = _desloc("fresh ", "fresh rate adamw 4e-3")
+CPU_CLAIMS: list[Claim] = _FRESH_DESLOC + _FRESH_OVERLAP + _FRESH_DECOUPLED + _FRESH_COMPOSED

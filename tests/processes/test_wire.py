@@ -77,7 +77,10 @@ def test_the_kernel_counts_what_we_count(network: Network) -> None:
                 looks.append([over(counted, earlier, later) for (_, earlier), (counted, later) in pairs])
             ratios = [ratio for look in looks for each in look for ratio in each.values()]
             assert min(ratios) >= 1.0, (method, looks)
-            assert min(max(ratio for each in look for ratio in each.values()) for look in looks) <= 1.08, (method, looks)
+            assert min(max(ratio for each in look for ratio in each.values()) for look in looks) <= 1.08, (
+                method,
+                looks,
+            )
     finally:
         for process in started:
             process.kill()

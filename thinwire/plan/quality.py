@@ -86,7 +86,7 @@ _UNKNOWN = {
     "local_states": _ZERO_SHOT,
     "demo": "DeMo, arXiv 2411.19870: no comparable number",
     "sparse_averaging": "thinwire's own 12M runs, AdamW, M = 4: +2.3% at 25M tokens, +1.6% at 50M with a decay of .8",
-    "two_bit_averaging": "thinwire's own 12M runs, Muon: +3.3% at 25M tokens, +.5% at 50M, below DDP at 100M, where DDP overfits",
+    "two_bit_averaging": "thinwire's own 12M runs, Muon: +3.3% at 25M tokens, +.5% at 50M; at 100M DDP overfits",
 }
 
 
