@@ -82,11 +82,11 @@ Beside what the tables above say:
 LESSONS = """\
 **Overlap.** Relay (`tw.relay_diloco`) reaches the goals: <M2 relay .6 : M2 diloco .6>, <M4 relay .6 : M4 diloco .6> and
 <M8 relay .6 : M8 diloco .6> against DiLoCo with the same outer step at 2, 4 and 8 workers, where eager loses <M2 eager
-: M2 diloco>, <M4 eager : M4 diloco> and <M8 eager : M8 diloco>. With a second seed relay's gap is <M2
-relay .6, seed 1 : M2 diloco .6, seed 1> at two workers and <M4 relay .6, seed 1 : M4 diloco .6, seed 1> at four, and .6
-changes DiLoCo's loss by <M2 diloco .6, seed 1 : M2 diloco, seed 1>. In the 35M shape, two workers, H = 30, it is <35M
-M2 relay : 35M M2 diloco .6>. At 100M tokens and four workers it is <?100M relay .6 : 100M diloco .6>. What it is made
-of, at four workers:
+: M2 diloco>, <M4 eager : M4 diloco> and <M8 eager : M8 diloco>. With a second seed relay's gap is <M2 relay .6, seed 1
+: M2 diloco .6, seed 1> at two workers and <M4 relay .6, seed 1 : M4 diloco .6, seed 1> at four, and .6 changes DiLoCo's
+loss by <M2 diloco .6, seed 1 : M2 diloco, seed 1>. In the 35M shape, two workers, H = 30, it is <35M M2 relay : 35M M2
+diloco .6>. At 100M tokens and four workers it is <?100M relay .6 : 100M diloco .6>. What it is made of, at four
+workers:
 
 - *Short delays.* Fragments whose answers are a whole period old: <M4 relay, full delay : M4 diloco .6>; the whole
   model, a period old (carry): <M4 carry : M4 diloco .6>. So relay keeps the line busy all the time, but does not hide a
@@ -103,12 +103,12 @@ of, at four workers:
 - *Forecast*, a rule on trial that moves the own progress towards the last mean, is the best with answers a whole period
   old: <M4 forecast : M4 diloco .6>; at two workers <?M2 forecast : M2 diloco .6>, at eight <?M8 forecast : M8 diloco
   .6>. One seed, one setting: it is in `bench/forecast.py`, not in the library.
-- *The published outer step* (.4, .9), two workers, H = 30: eager loses <M2 H30 eager : M2 H30 diloco .4> against DiLoCo,
-  with the second seed <M2 H30 eager, seed 1 : M2 H30 diloco .4, seed 1>: the published 2.3%, on average. In the 35M
-  shape it loses <35M M2 eager : 35M M2 diloco .4> in half as many tokens, so that the published number is not reached
-  there; at H = 100 <M2 H100 eager : M2 H100 diloco .4>, at four workers <M4 H30 eager : M4 H30 diloco .4>. E3M0 adds <M2
-  H30 eager E3M0 : M2 H30 eager>. Delayed updates lose <M2 H30 delayed : M2 H30 diloco .4>, at a rate of .1 <M2 H30
-  delayed .1 : M2 H30 diloco .4>; two phases <M2 H30 eager, two phases : M2 H30 diloco .4>. Fragments that land one
+- *The published outer step* (.4, .9), two workers, H = 30: eager loses <M2 H30 eager : M2 H30 diloco .4> against
+  DiLoCo, with the second seed <M2 H30 eager, seed 1 : M2 H30 diloco .4, seed 1>: the published 2.3%, on average. In the
+  35M shape it loses <35M M2 eager : 35M M2 diloco .4> in half as many tokens, so that the published number is not
+  reached there; at H = 100 <M2 H100 eager : M2 H100 diloco .4>, at four workers <M4 H30 eager : M4 H30 diloco .4>. E3M0
+  adds <M2 H30 eager E3M0 : M2 H30 eager>. Delayed updates lose <M2 H30 delayed : M2 H30 diloco .4>, at a rate of .1 <M2
+  H30 delayed .1 : M2 H30 diloco .4>; two phases <M2 H30 eager, two phases : M2 H30 diloco .4>. Fragments that land one
   inner step later are *better* than DiLoCo with the same outer step, <M2 H30 one inner step : M2 H30 diloco .4>: mixing
   takes the edge off a momentum that is too high here.
 - Tried and of little use: a start without delay for carry (<M4 carry, start without delay : M4 carry>); less momentum
@@ -176,9 +176,9 @@ What each part did at 25M tokens, four workers:
   adamw 2e-3> with AdamW, <slow muon ddp : rate muon 4e-3> with Muon.
 
 At 3000x and 25M tokens the best is <3000x sparse averaging : rate adamw 2e-3> with AdamW (sparse averaging every 12,
-decay .8; kept <3000x kept 24 : rate adamw 2e-3>) and <muon 3000x two bits 192,
-averaged : rate muon 8e-3> with Muon (`two_bit_averaging(192)`; kept <muon 3000x kept 24 : rate muon 8e-3>, two bits
-with outer momentum .9 <muon 3000x two bits 192 : rate muon 8e-3>).
+decay .8; kept <3000x kept 24 : rate adamw 2e-3>) and <muon 3000x two bits 192, averaged : rate muon 8e-3> with Muon
+(`two_bit_averaging(192)`; kept <muon 3000x kept 24 : rate muon 8e-3>, two bits with outer momentum .9 <muon 3000x two
+bits 192 : rate muon 8e-3>).
 
 On WikiText-2 DDP at 100M tokens is far above both: Muon <second of muon 100M ddp> and <second of muon 100M ddp, seed 1>
 against <second of muon 100M two bits 64> and <second of muon 100M two bits 64, seed 1> for two bits; AdamW <second of
@@ -192,8 +192,9 @@ not overfit, Muon's DDP (8e-3) has <second of rate muon 8e-3>, the fp32 average 
 256 : local adam 256> at 256. All but the last are above zero: DES-LOC is a little worse at short periods, by about what
 another seed changes. At 256 the test is weak: in 1,536 steps the first moments meet twice and the second once. Moments
 that are left local do nearly as well, at 32 (<states local 32 : desloc 32>, second seed <states local 32, seed 1 :
-desloc 32, seed 1>) and at 256 (<states local 256 : desloc 256>), and send a third less. Nesterov (1, .9) on the mean drift costs <desloc 32 nesterov : desloc 32>: the same momentum as
-above. DiLoCo at 256 with its .9 ends at <diloco 256>, after <lowest of diloco 256> at its lowest.
+desloc 32, seed 1>) and at 256 (<states local 256 : desloc 256>), and send a third less. Nesterov (1, .9) on the mean
+drift costs <desloc 32 nesterov : desloc 32>: the same momentum as above. DiLoCo at 256 with its .9 ends at <diloco
+256>, after <lowest of diloco 256> at its lowest.
 
 - *Newcomers.* Workers doubled half way, so that each then takes half of the batch it had: <desloc 32, doubled, mean
   state : desloc 32> if newcomers take the mean of the optimizer states, <desloc 32, doubled, one state : desloc 32> if

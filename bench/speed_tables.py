@@ -207,10 +207,10 @@ SPEED = peer_tables() + [
           ("parameters", "tensors", "engine ms", "bare loop ms", "ratio"), tensors),
     Speed("The engine on a GPU", "scaling_cuda",
           "python bench/scaling.py --parts tensors --device cuda --tensors 10 --parameters 100000000 --rounds 9",
-          "The same on one H200, with the outer state there and (second line) in the host's memory. With offload this is"
-          " of before the cause of its 1.95 was mended: at launch the whole state came and went, though only the anchor"
-          " is read then. By the tensors that cross, eight a replica have become five, and the bare loop's are four; it"
-          " was not measured again.",
+          "The same on one H200, with the outer state there and (second line) on the host. The second is of before the"
+          " cause of its 1.95 was mended: at launch the whole state came and went, though only the anchor is read then."
+          " By the tensors that cross, eight a replica have become five, and the bare loop's are four; it was not"
+          " measured again.",
           ("parameters", "tensors", "engine ms", "bare loop ms", "ratio"), tensors),
     Speed("Codecs on two cores", "codecs_cpu", "OMP_NUM_THREADS=2 python bench/codecs.py --device cpu --only DCT",
           "124M parameters in GPT-2's shapes: milliseconds, and times a plain copy.",
