@@ -198,7 +198,7 @@ def _resnets(size: str, text: str) -> list[Claim]:
 _DESLOC = [
     *_desloc("", "ddp"),
     Claim(_EQUAL.format("Kx = 32, 100M tokens"), same("100M desloc 32", "100M local adam 32", 1.9)),
-    Claim("the same with ADOPT and its published beta of .9999 (which hardly learns here, DDP included)",
+    Claim("DES-LOC equals Local Adam, ADOPT with its published beta of .9999 (which hardly learns here, DDP included)",
           same("ADOPT+AdamW desloc 32", "ADOPT+AdamW local 32")),
 ]  # fmt: skip
 

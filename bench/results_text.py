@@ -67,9 +67,11 @@ NOT_LISTED = """## Not run
 Beside what the tables above say:
 
 - On a GPU: more than two seeds; a second seed for most runs; DDP at 100M with other rates, more weight decay or
-  dropout; the 35M shape for longer than 25M tokens; delayed updates and a period of 100 at four workers.
-- A sweep of outer learning rates. Tried: momentum .6 and .9 at rate .7 for DiLoCo and relay; 1 and 1.5 for sparseloco;
-  .7 with .9, .6, .3 and 1 without momentum for two bits.
+  dropout; the 35M shape for longer than 25M tokens; with the published outer step delayed updates and a period of 100 at four
+  workers.
+- A sweep of outer learning rates. Tried: momentum .6 and .9 at rate .7 for DiLoCo and relay, .4 with .9 for DiLoCo;
+  .4 with .9 and .7 with .6 for eager, .4 and .1 with .9 for delayed; 1 and 1.5 for sparseloco and sparse averaging; .7
+  with .9, .6, .3 and 1 without momentum for two bits.
 - DES-LOC's newcomers with a second seed or with longer to go; second seeds at 256.
 - At 1000x: DES-LOC rows below fp32; on a GPU sparseloco at 3000x, other numbers of workers, more of sparse averaging's
   decays and rates.
@@ -155,10 +157,11 @@ What each part did at 25M tokens, four workers:
   8, decay 1 : 1000x sparseloco 8> at 8. Worse at 8, too: outer rate 1.5 <1000x sparseloco 8, outer 1.5 : 1000x
   sparseloco 8>, inner rate 4e-3 <1000x sparseloco 8, lr 4e-3 : 1000x sparseloco 8>, the mean over all workers instead
   of over the senders <1000x sparseloco 8, mean of all : 1000x sparseloco 8>.
-- *Muon: all values, seldom.* Two bits every 64 <muon 1000x two bits 64, averaged>, sparseloco every 4 <muon 1000x
-  sparseloco 4>. The strongest 16 of 64 every 64 <muon 1000x quarter 64>, the strongest 8 of 64 every 32 <muon 1000x
-  eighth 32>, kept <muon 1000x kept eighth 32>; the strongest 37 of 4,096 every 4, kept, mean over all <muon 1000x kept
-  4, mean of all>. With AdamW it is the other way round: two bits every 64 <1000x two bits 64, averaged>.
+- *Muon: all values, seldom, or one of 64, often.* Two bits every 64 <muon 1000x two bits 64, averaged>, sparseloco
+  every 4 <muon 1000x sparseloco 4>. The strongest 16 of 64 every 64 <muon 1000x quarter 64>, the strongest 8 of 64
+  every 32 <muon 1000x eighth 32>, kept <muon 1000x kept eighth 32>; the strongest 37 of 4,096 every 4, kept, mean over
+  all <muon 1000x kept 4, mean of all>. With AdamW it is the other way round: two bits every 64 <1000x two bits 64,
+  averaged>.
 - *No outer momentum.* Muon, two bits: .9 <muon 1000x two bits 64>, .6 <muon 1000x two bits 64 .6>, .3 <muon 1000x two
   bits 64, outer .7/.3> (rate .7), none (rate 1) <muon 1000x two bits 64, averaged>.
 - *What the bits cost.* The average in fp32 every 64 is <muon 25M averaged 64>, <muon 25M averaged 64 : rate muon 8e-3>
@@ -223,10 +226,10 @@ drift costs <desloc 32 nesterov : desloc 32>: the same momentum as above. DiLoCo
 tokens. It is tiny, and what helps it need not help a large one; but no run is too short here, and none overfits.
 
 - *1000x fewer bytes within 1% of DDP* is reached with AdamW: the strongest one of every 64 values, every 5 steps
-  (`tw.sparse_averaging(5)`, 1,082x): <fresh 1000x one of 64, 5, decay .8 : fresh rate adamw 4e-3> and, with a second
-  seed, <fresh 1000x one of 64, 5, decay .8, seed 1 : fresh rate adamw 4e-3, seed 1>; with an outer rate of 1.5 <fresh
-  1000x one of 64, 5, decay .8, outer 1.5 : fresh rate adamw 4e-3> and <fresh 1000x one of 64, 5, decay .8, outer 1.5,
-  seed 1 : fresh rate adamw 4e-3, seed 1>. At four times the size and 2 tokens a parameter (1,227x) <fresh 1M 1000x
+  (`tw.sparse_averaging(5, decay=.8)`, 1,082x): <fresh 1000x one of 64, 5, decay .8 : fresh rate adamw 4e-3> and, with a
+  second seed, <fresh 1000x one of 64, 5, decay .8, seed 1 : fresh rate adamw 4e-3, seed 1>; with an outer rate of 1.5
+  <fresh 1000x one of 64, 5, decay .8, outer 1.5 : fresh rate adamw 4e-3> and <fresh 1000x one of 64, 5, decay .8, outer
+  1.5, seed 1 : fresh rate adamw 4e-3, seed 1>. At four times the size and 2 tokens a parameter (1,227x) <fresh 1M 1000x
   sparse averaging : fresh 1M rate adamw 4e-3>; at eight workers <fresh M8 1000x one of 64, 5, decay .8 : fresh rate
   adamw 4e-3>. Better than DDP it is only with AdamW: DDP with Muon is at <fresh rate muon 4e-3> (its best rate is the
   lowest tried).
@@ -241,7 +244,7 @@ tokens. It is tiny, and what helps it need not help a large one; but no run is t
   Tried and worse by far, with the same codec: a residual of what the answer did not do instead of what was not sent
   (1.5822 with a decay of .9, 1.8041 with 1, against <fresh 1000x one of 64, 5> and <fresh 1000x one of 64, 5, decay 1>;
   not in the lists).
-- *Why it works* is not known. It is more than a cheap copy of averaging: fp32 averages every 5 steps, with 217 times
+- *Why it works* is not known. It is more than a cheap copy of averaging: fp32 averages every 5 steps, with 216 times
   the bytes, are <fresh averaged 5 : fresh rate adamw 4e-3> above DDP. Most values are sent by one worker alone, and
   then all move by the whole of what it says, which is a larger step: with the mean over all workers it is far worse.
   Nothing of the kind was given to DDP but its learning rate. Chunks and decay go together: sparseloco with a decay of

@@ -9,6 +9,7 @@ results_text.py's.
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def table_of(rows: list[dict[str, str]]) -> str:
 
 
 def quality(table: Table, results: Results) -> str:
-    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 7000" * (
+    on_a_cpu = " --data data/bytes --plain --parallel 2 --held 64 --seconds 11000" * (
         table.runs[0].preset in CPU_PRESETS
     )
     command = f"python bench/evidence.py bench/runs/{table.path.name}{on_a_cpu}"
@@ -198,6 +199,7 @@ def page() -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(page())
     print(PAGE)
 

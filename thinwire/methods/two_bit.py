@@ -19,7 +19,7 @@ def two_bit_averaging(every: int = 64) -> Method:
     """Plain averaging with messages a sixteenth of fp32's: every 64 steps it sends 1,000 times less than DDP.
 
     12M parameters, Muon, 4 workers, every 64: 3.3% above DDP's held-out loss at 25M tokens, of which .7% are the two
-    bits; below DDP at 100M, where DDP has begun to overfit (docs/results.md). With AdamW it is worse than sparseloco.
+    bits, .5% at 50M; below DDP at 100M, where DDP has begun to overfit. With AdamW it is worse than sparse averaging.
 
     >>> print(two_bit_averaging().rows[0])
     params | every 64 | Outer(step=Nesterov(lr=1.0, momentum=0.0), mix=0.0) | TwoBit() | feedback 1.0
