@@ -67,8 +67,8 @@ NOT_LISTED = """## Not run
 Beside what the tables above say:
 
 - On a GPU: more than two seeds; a second seed for most runs; DDP at 100M with other rates, more weight decay or
-  dropout; the 35M shape for longer than 25M tokens; with the published outer step delayed updates and a period of 100 at four
-  workers.
+  dropout; the 35M shape for longer than 25M tokens; with the published outer step, four workers:
+  delayed updates and a period of 100.
 - A sweep of outer learning rates. Tried: momentum .6 and .9 at rate .7 for DiLoCo and relay, .4 with .9 for DiLoCo;
   .4 with .9 and .7 with .6 for eager, .4 and .1 with .9 for delayed; 1 and 1.5 for sparseloco and sparse averaging; .7
   with .9, .6, .3 and 1 without momentum for two bits.

@@ -26,8 +26,9 @@ def relay_diloco(
     """DiLoCo one fragment after another, each given the time until the next one leaves; local progress is kept.
 
     12M parameters, every 32, 7 fragments: .75%, .46% and .62% of the loss above DiLoCo with the same outer step at 2, 4
-    and 8 workers; with a second seed 1.08% at 2 and .07% at 4. Momentum .9 loses 3 to 4% more. `streaming_diloco` with the same delay and outer lr,
-    momentum .9 and no codec did as well at 4 workers (.2% better); it was not run at 2 and 8.
+    and 8 workers; with a second seed 1.08% at 2 and .07% at 4. Momentum .9 loses 3 to 4% more. `streaming_diloco` with
+    the same delay and outer lr, momentum .9 and no codec did as well at 4 workers (.2% better); it was not run at 2 and
+    8.
 
     >>> print(relay_diloco(30, [["0.*"], ["1.*"], ["2.*"]]).rows[1].when)
     every 30, offset 10, delay 10
