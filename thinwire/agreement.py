@@ -66,7 +66,7 @@ class Agreement:
         return len({header.checksum for header in meet(self.fleet, "consensus", place=place)}) == 1
 
     def _anchor(self, row: Row) -> dict[str, Tensor]:
-        with row.lanes[0].borrowed() as state:
+        with row.lanes[0].borrowed(to_read=True) as state:
             anchor = state["anchor"]
             assert anchor is not None
             return self._named(row.names, row.layout.views(anchor), copy=True)

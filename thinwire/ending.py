@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -10,9 +9,7 @@ from torch import Tensor
 from . import start
 from .agreement import Agreement, meet, swap_in
 from .calls import led
-from .live import Live
-from .replica import Replica, moment
-from .state_names import moments_of
+from .sharing import share_states
 from .table import Method, a_method
 from .transport import PeerLost
 
@@ -77,7 +74,7 @@ def switch(fleet: Fleet, method: Method) -> None:
         fleet.build_rows()
     _compare_settings(fleet)
     if fleet.gradient_rows():
-        share_moments(fleet)
+        share_states(fleet)
     _restart(fleet)
 
 
@@ -91,22 +88,3 @@ def _drained_consensus(fleet: Fleet) -> dict[str, Tensor]:
 @led
 def _compare_settings(fleet: Fleet) -> None:
     start.compare_settings(fleet)
-
-
-@led
-def share_moments(fleet: Fleet) -> None:
-    """Equal gradients make equal steps only from equal states, which no row of gradients carries."""
-    sums = [json.dumps(_checksums(replica)).encode() for replica in fleet.replicas]
-    heard = fleet.transport.talk(sums)
-    if len(set(heard)) == 1:
-        return
-    for state in sorted({state for blob in heard for state in json.loads(blob)}):
-        lives = [Live(moment(state), replica, align=1) for replica in fleet.replicas]
-        mean = fleet.transport.add([live.read() for live in lives]).div_(fleet.workers)
-        for live in lives:
-            live.write(mean)
-
-
-def _checksums(replica: Replica) -> dict[str, int]:
-    lives = {state: Live(moment(state), replica, align=1) for state in moments_of(replica)}
-    return {state: live.checksum(live.read()) for state, live in lives.items()}

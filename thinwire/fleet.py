@@ -22,6 +22,7 @@ from .island import Island
 from .live import Spare
 from .replica import Replica
 from .row import Row
+from .sharing import share_states
 from .table import Method, a_method
 from .transport import Local, PeerLost, Transport
 
@@ -70,14 +71,15 @@ class Fleet:
     def set_method(self, method: Method) -> None:
         self.method = a_method(method).resolved(self.replicas[0])
         self.build_rows()
-        if not any(row.names for row in self.rows):
-            raise ValueError(f"{method.name} finds nothing to synchronise in this model")
 
     def build_rows(self) -> None:
         self.rows = self.rows_of(self.method)
 
     def rows_of(self, method: Method) -> list[Row]:
-        return [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(method.rows)]
+        rows = [Row(i, sync, self.replicas, self, self.offload) for i, sync in enumerate(method.rows)]
+        if not any(row.names for row in rows):
+            raise ValueError(f"{method.name} finds nothing to synchronise in this model")
+        return rows
 
     @property
     def worker(self) -> int:
@@ -138,7 +140,7 @@ class Fleet:
                 row.begin()
         self._begun = True
         if self.gradient_rows() and not self.loaded:
-            ending.share_moments(self)
+            share_states(self)
         return False
 
     def _join_in(self) -> bool:
@@ -312,6 +314,7 @@ class Fleet:
             anchor = side.state.get("anchor") if row.sync.view.kind == "params" and row is not cured else None
             if anchor is not None and not bool(torch.isfinite(side.live.read().sum())):
                 side.live.write(anchor.to(side.live.device))
+                row.forget_progress(lane)
 
     def stats(self) -> dict[str, Any]:
         """Seconds waited and hidden, the last round's duration and participants, drift norm and cosine."""

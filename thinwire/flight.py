@@ -18,8 +18,7 @@ from .transport import Exchange, PeerLost
 class Fetched(MutableMapping[str, Tensor | None]):
     """A state that stays on the host: a tensor comes to the device when it is first asked for.
 
-    Launching reads the anchor alone, and leaves it as it is: what nobody asks for does not travel, and what is as it
-    was does not travel back. Tensors count their changes in place; a kernel of one's own must say `increment_version`.
+    What nobody asks for does not travel. Launching reads the anchor alone and leaves it as it is: nothing travels back.
     """
 
     def __init__(self, far: State, device: torch.device) -> None:
@@ -48,7 +47,11 @@ class Fetched(MutableMapping[str, Tensor | None]):
     def __len__(self) -> int:
         return len({**self._far, **self._near})
 
+    def asked_for(self) -> dict[str, Tensor | None]:
+        return dict(self._near)
+
     def changed(self) -> dict[str, Tensor | None]:
+        """By what torch counts: not what is written through `.data`, or by a kernel of one's own."""
         return {name: value for name, value in self._near.items() if self._fetched.get(name) != _version(value)}
 
 
@@ -74,14 +77,17 @@ class Lane:
     offload: bool = False
 
     @contextmanager
-    def borrowed(self) -> Iterator[State]:
-        """The state on the device of the tensors; with offload what is used is fetched, and put back if it changed."""
+    def borrowed(self, to_read: bool = False) -> Iterator[State]:
+        """The state on the device of the tensors; with offload what is used is fetched, and put back.
+
+        `to_read`: nothing is expected to change, so it is put back only where it did.
+        """
         if not self.offload:
             yield self.state
             return
         near = Fetched(self.state, self.live.device)
         yield near
-        self._put_back(near.changed())
+        self._put_back(near.changed() if to_read else near.asked_for())
 
     def keep(self, state: State) -> None:
         """From here on this is the state: on the host with offload."""
@@ -107,7 +113,7 @@ class Lane:
         """What every worker should hold in the same bits."""
         if self.parameters is not None:
             return self.parameters.read()
-        with self.borrowed() as state:
+        with self.borrowed(to_read=True) as state:
             return _present(rule.shared_copy(state))
 
     def take_common(self, rule: Rule, values: Tensor) -> None:

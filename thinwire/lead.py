@@ -199,6 +199,8 @@ class Line:
             replica.drop_gradients()
         elif task.verb == "restart_states":
             replica.restart_states(task.names)
+        elif task.verb == "set_steps":
+            replica.set_steps(task.names, task.numbers)
         else:
             return self._copies(task) if task.verb == "copies" else self._hand_out(task, None)
         return {}
@@ -233,8 +235,7 @@ class Line:
 
     def _write(self, task: Task, values: Sequence[Tensor] | None) -> None:
         if task.view.kind == "grads":
-            chosen = zip(task.names, task.numbers, strict=True)
-            self.replicas[task.lane].create_gradients(name for name, wanted in chosen if wanted)
+            self.replicas[task.lane].match_gradients(task.names, task.numbers)
         for _, value, piece in self._spread(task, values):
             if piece is not None:
                 piece.copy_(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +153,10 @@ class Live:
         return [None if tensor is None else tensor.view(-1) for tensor in tensors]
 
     def write(self, buffer: Tensor, held: list[bool] | None = None) -> None:
-        """x = buffer. A missing gradient is created where `held` says that some worker has one."""
+        """x = buffer. There is a gradient then where `held` says that some worker has one, and nowhere else."""
         wanted = held or [True] * len(self.names)
         if self.view.kind == "grads":
-            self.replica.create_gradients(name for name, needed in zip(self.names, wanted, strict=True) if needed)
+            self.replica.match_gradients(self.names, wanted)
         tensors, views = self.tensors(), self.layout.views(buffer)
         chosen = [needed and x is not None for needed, x in zip(wanted, tensors, strict=True)]
         if self.replica.line is not None:
@@ -209,6 +209,12 @@ class Live:
         if self.replica.line is not None:
             self.replica.line.order("restart_states", self)
         self.replica.restart_states(self.names)
+
+    def set_steps(self, steps: Sequence[float]) -> None:
+        """How many steps these parameters' optimizer states are to say that they have taken."""
+        if self.replica.line is not None:
+            self.replica.line.order("set_steps", self, steps)
+        self.replica.set_steps(self.names, steps)
 
     def rates(self) -> list[float]:
         """The learning rate of each tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from .dtensor import is_dtensor
-from .state_names import created_states
+from .state_names import created_states, first_value
 
 if TYPE_CHECKING:
     from .lead import Line
@@ -189,13 +189,17 @@ class Replica:
             for parameter in group["params"]
         }
 
-    def restart_state(self, name: str) -> None:
-        """Set this parameter's optimizer state to zero, its step count too: as it was before the first step."""
+    def state_of(self, name: str) -> dict[str, Any]:
+        """What the optimizer keeps for this parameter; nothing before its first step."""
         found = self.group_of(name)
-        state = found[0].state.get(self.trainable[name], {}) if found else {}
+        return found[0].state.get(self.trainable[name], {}) if found else {}
+
+    def restart_state(self, name: str) -> None:
+        """Set this parameter's optimizer state to what it was before the first step, its step count too."""
+        found, state = self.group_of(name), self.state_of(name)
         for key, value in state.items():
             if isinstance(value, Tensor):
-                value.zero_()
+                value.fill_(first_value(key, found[1] if found else {}))
             elif key == "step":
                 state[key] = 0
 
@@ -203,11 +207,21 @@ class Replica:
         for name in names:
             self.restart_state(name)
 
-    def create_gradients(self, names: Iterable[str]) -> None:
-        """Zeros where these parameters have no gradient."""
-        for name in names:
+    def set_steps(self, names: Sequence[str], steps: Sequence[float]) -> None:
+        for name, step in zip(names, steps, strict=True):
+            state = self.state_of(name)
+            if isinstance(state.get("step"), Tensor):
+                state["step"].fill_(step)
+            elif "step" in state:
+                state["step"] = type(state["step"])(step)
+
+    def match_gradients(self, names: Sequence[str], wanted: Sequence[float]) -> None:
+        """Zeros where a gradient is wanted and there is none; none where it is not wanted."""
+        for name, needed in zip(names, wanted, strict=True):
             parameter = self.trainable[name]
-            if parameter.grad is None:
+            if not needed:
+                parameter.grad = None
+            elif parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def drop_gradients(self) -> None:
@@ -216,10 +230,8 @@ class Replica:
 
     def has_finite_state(self, name: str) -> bool:
         """Whether this rank's part of the parameter's optimizer state is finite."""
-        found = self.group_of(name)
-        state = found[0].state.get(self.trainable[name], {}) if found else {}
-        values = [local(v) for v in state.values() if isinstance(v, Tensor) and v.is_floating_point()]
-        return all(bool(torch.isfinite(value.sum())) for value in values)
+        values = [local(v) for v in self.state_of(name).values() if isinstance(v, Tensor) and v.is_floating_point()]
+        return all(bool(torch.isfinite(value.sum(dtype=torch.float32))) for value in values)
 
     def refuse_thawed(self) -> None:
         """What was frozen when the fleet was made is in no row."""
@@ -347,10 +359,7 @@ def _gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
 
 
 def _moment(replica: Replica, name: str, state: str) -> Tensor | None:
-    found = replica.group_of(name)
-    if found is None:
-        return None
-    value = found[0].state.get(replica.trainable[name], {}).get(state)
+    value = replica.state_of(name).get(state)
     if value is None:
         return None
     like = local(replica.trainable[name])

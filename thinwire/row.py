@@ -133,15 +133,17 @@ class Row:
         rule, present = self.sync.rule, lane.live.present()
         lane.live.replica.refuse_thawed()
         bits = self._parameter_bits(lane)
-        with lane.borrowed() as state:
+        with lane.borrowed(to_read=not rule.at_launch) as state:
             message = self._message(lane, state)
             norm, weight, sick = self._health(lane, message)
+            owed = state.get("backlog") if sick else None  # it does not leave with a message of zeros
             if sick:
                 message.zero_()
             kept = rule.depart(lane.live, state, message, self.scope)
-            if (
-                sick and rule.at_launch
-            ):  # x has been mended now; what made it sick would break it again until the landing
+            if owed is not None:
+                state["backlog"] = owed
+            if sick and rule.at_launch:
+                # x has been mended now; what made it sick would break it again until the landing
                 self.fleet.cleanse(lane.live.replica, self)
             shared = rule.shared_copy(state)
             bits = lane.live.checksum(shared) if shared is not None else bits
@@ -223,6 +225,11 @@ class Row:
     def _compares(self) -> bool:
         """Whether the norm of the mean says something: of differences that are all there."""
         return self.sync.rule.drifts and (self.sync.codec.linear or self.sync.codec.second is not None)
+
+    def forget_progress(self, lane: int) -> None:
+        """This replica's tensors were mended: what it had at a launch is gone, so it takes the answers outright."""
+        for flight in self.flights if not self.sync.rule.at_launch else ():
+            flight.sent[lane].sick = True
 
     def _note_drift(self, answer: Answer, norm: float | None) -> None:
         """Statistics of the round."""

@@ -115,10 +115,10 @@ def _value_sums(replica: Replica, frozen_only: bool = False) -> tuple[dict[str, 
 def _sums(replica: Replica, view: View) -> dict[str, int]:
     live = Live(view, replica, align=1)
     pairs = zip(live.names, live.each(), strict=True)
-    return {name: _fingerprint(tensor) for name, tensor in pairs if tensor is not None}
+    return {name: fingerprint(tensor) for name, tensor in pairs if tensor is not None}
 
 
-def _fingerprint(tensor: Tensor) -> int:
+def fingerprint(tensor: Tensor) -> int:
     """Unlike a checksum, which only adds up, it knows the order of the values: each word counts by its place."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     places = 2 * torch.arange(min(STRIP, -(-raw.numel() // 8)), device=tensor.device) + 1

@@ -31,15 +31,20 @@ def created_states(replica: Replica, name: str) -> frozenset[str]:
     return present or _trial_step(optimizer, group, parameter.ndim)
 
 
-def moments_of(replica: Replica) -> list[str]:
-    """The states present that lie as their parameters do: no counters, and not Adafactor's rows and columns."""
-    found = set()
-    for name, parameter in replica.trainable.items():
-        place = replica.group_of(name)
-        state = place[0].state.get(parameter, {}) if place else {}
-        tensors = ((key, value) for key, value in state.items() if isinstance(value, Tensor))
-        found |= {key for key, value in tensors if value.shape == parameter.shape and value.is_floating_point()}
-    return sorted(found - {"step"})
+def moments_of(replica: Replica, name: str) -> list[str]:
+    """Of this parameter, the states present that lie as it does: no counters, and not Adafactor's rows and columns."""
+    shape, state = replica.trainable[name].shape, replica.state_of(name)
+    tensors = ((key, value) for key, value in state.items() if isinstance(value, Tensor) and key != "step")
+    return sorted(key for key, value in tensors if value.shape == shape and value.is_floating_point())
+
+
+def first_value(state: str, group: dict[str, Any]) -> float:
+    """What torch's optimizers begin this state with."""
+    if state in ("mu_product", "mu"):  # NAdam's, ASGD's
+        return 1.0
+    if state in ("step_size", "eta"):  # Rprop's, ASGD's
+        return float(group["lr"])
+    return float(group.get("initial_accumulator_value", 0.0)) if state == "sum" else 0.0  # Adagrad's
 
 
 def _named_tensors(state: dict[str, Any]) -> frozenset[str]:

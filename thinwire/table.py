@@ -68,7 +68,7 @@ class Sync:
             check_fraction("feedback", self.feedback)
         _check_pairing(self)
         if isinstance(self.when, Every):
-            _check_delay(self.rule, self.when)
+            _check_delay(self)
 
     @property
     def every(self) -> Every:
@@ -123,8 +123,14 @@ def a_method(value: Any) -> Method:
     return value
 
 
-def _check_delay(rule: Rule, when: Every) -> None:
+def _check_delay(row: Sync) -> None:
     """A second launch before the first has landed would send the same progress again."""
+    rule, when = row.rule, row.every
+    if row.feedback is not None and when.delay > when.period and not rule.at_launch:
+        raise ValueError(
+            f"feedback with a delay of {when.delay} that is longer than the period of {when.period}: what the codec "
+            "dropped is known when the answer lands, and would be sent twice before. Lower the delay"
+        )
     if when.delay > when.period and not rule.overlaps:
         raise ValueError(
             f"a delay of {when.delay} is longer than the period of {when.period}: {type(rule).__name__} needs each "

@@ -234,3 +234,23 @@ def test_a_lost_round_names_its_row_round_and_step() -> None:
     train(fleet, 13)
     (event,) = fleet.events
     assert (event.kind, event.row, event.round, event.step) == ("lost", 1, 2, 12)
+
+
+def test_a_fragment_that_was_mended_takes_its_answer_outright() -> None:
+    """Its progress since the launch was cleared, so that adding it again would move it away from the others."""
+    soon, late = (tw.params.where(lambda name, part=part: name.startswith(part)) for part in ("inner", "head"))
+    rule = tw.Carry(tw.Nesterov(0.7, 0.6))
+    rows = tw.Sync(soon, tw.Every(6, delay=1), rule), tw.Sync(late, tw.Every(6, offset=3, delay=6), rule)
+    fleet = train(fleet_of(tw.table("parts", *rows, every=6), 2, sgd), 11)
+    poison(fleet, 1, states=False)
+    with torch.no_grad():
+        fleet.replicas[1].model.head.weight.fill_(float("nan"))
+    train(fleet, 2)  # the first row's round lands, so that the second is mended, whose own is under way
+    sick = fleet.rows[1].lanes[1]
+    assert len(fleet.rows[1].flights) == 1 and bool(sick.live.read().isfinite().all())
+    train(fleet, 1)
+    before = sick.live.read()
+    anchor = sick.state["anchor"]
+    assert anchor is not None and not torch.equal(before, anchor)  # it has trained on
+    train(fleet, 1)
+    assert torch.equal(sick.live.read(), anchor)

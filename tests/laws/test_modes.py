@@ -145,6 +145,10 @@ def test_a_switch_that_cannot_be_changes_nothing() -> None:
         fleet.switch(tw.demo())
     with pytest.raises(ValueError, match="made by a call"):
         fleet.switch("diloco")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to synchronise"):
+        fleet.switch(
+            tw.table("nothing", tw.Sync(tw.params.where(lambda name: False), tw.Every(2), tw.Average()), every=2)
+        )
     assert fleet.method.name == "local_sgd" and same(snapshot(train(fleet, 4)), snapshot(train(straight, 8)))
 
 
@@ -178,6 +182,27 @@ def test_what_a_lost_message_held_is_owed_once() -> None:
         assert residual is not None
         residuals.append(float(residual.abs().sum()))
     assert residuals[0] > 0 and residuals[1] == 0
+
+
+@pytest.mark.parametrize("method", [tw.delayed_diloco, tw.eager_diloco])
+def test_what_is_owed_by_a_worker_that_is_sick_now_stays_owed(method: Any) -> None:
+    """One step of one worker is lost on the way; then that worker is sick."""
+    ends = []
+    for lost, sick in [(False, False), (True, False), (True, True)]:
+        models = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+        for model in models:
+            torch.nn.init.zeros_(model.weight)
+        replicas = [tw.Replica(model, sgd(model.parameters())) for model in models]
+        lose = tw.Local(lambda row, number, lost=lost: lost and number == 2)
+        fleet = tw.Fleet(replicas, method(1, outer_lr=1.0, outer_momentum=0.0), lose)
+        for number in range(1, 9):
+            for worker, model in enumerate(models):
+                moves = float(number == 2 and worker == 1)
+                model.weight.grad = torch.full((1, 1), float("nan") if sick and (number, worker) == (3, 1) else moves)
+            fleet.step()
+        fleet.finish()
+        ends.append(float(models[0].weight.detach()))
+    assert ends[0] < 0 and ends == pytest.approx([ends[0]] * 3)
 
 
 @pytest.mark.parametrize(

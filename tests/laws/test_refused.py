@@ -113,6 +113,10 @@ def attached_twice() -> None:
     ("wrong", "said"),
     [
         (lambda: tw.streaming_diloco(4, [["*"]], mix=2), "mix must be a number from 0 to 1, not 2"),
+        (
+            lambda: tw.Sync(tw.params, tw.Every(4, delay=5), tw.Outer(tw.SGD(1.0), 0.5), tw.TopK(2, 16), feedback=0.9),
+            "feedback with a delay of 5",
+        ),
         (lambda: tw.sparseloco(4, decay=-1), "feedback must be a number from 0 to 1, not -1"),
         (lambda: tw.demo(decay=float("nan")), "from 0 to 1, not nan"),
         (lambda: tw.decoupled_momentum(4, decay=1.5, variant="mean"), "decay < 1, not 0.7 and 1.5"),
