@@ -263,7 +263,7 @@ _FRESH_OVERLAP = [
 
 _VARIANTS = ("consensus", "consensus, 256", "mean", "paper")
 _FRESH_DECOUPLED = [
-    *_decoupled("fresh ", {m: (*_VARIANTS, "mean, 256") if m == 4 else _VARIANTS for m in (2, 4, 8)}),
+    *_decoupled("fresh ", {2: _VARIANTS, 4: (*_VARIANTS, "mean, 256")}),
     *_resnets("small resnet", "ResNet-8"),
 ]
 

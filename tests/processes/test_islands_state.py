@@ -236,3 +236,25 @@ def test_replicas_of_shards_are_led(cluster: Cluster) -> None:
     for values, sent, led in cluster.run(both_ways, 4):
         assert led and sent == plain.bytes_sent
         torch.testing.assert_close(values, parameters(plain)[0], rtol=1e-4, atol=1e-5)
+
+
+def to_gradients(rank: int, name: str) -> tuple[Any, ...]:
+    """The second worker's state breaks in one shard only, so that its ranks must agree on it."""
+    model, optimizer, fleet = build(grid(), METHODS[name]())
+    go_on(model, optimizer, 0, 4, rank // 2)
+    if rank == 3:
+        for state in optimizer.state.values():
+            getattr(state["exp_avg"], "_local_tensor", state["exp_avg"]).fill_(float("nan"))
+    fleet.switch(tw.ddp())
+    go_on(model, optimizer, 4, 7, rank // 2)
+    steps = {float(state["step"]) for state in optimizer.state.values()}
+    return values_of(model), fleet.island.led, steps
+
+
+@pytest.mark.parametrize("name", ["shards", "led sparse"])
+def test_sharded_workers_share_their_states_before_they_only_exchange_gradients(cluster: Cluster, name: str) -> None:
+    found = cluster.run(to_gradients, 4, name)
+    for values, led, steps in found:
+        assert led == (name == "led sparse") and steps == {7.0}
+        assert all(bool(value.isfinite().all()) for value in values)
+        torch.testing.assert_close(values, found[0][0], rtol=0, atol=0)
