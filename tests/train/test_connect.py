@@ -98,7 +98,7 @@ def test_a_lost_peer_is_named_and_the_run_is_saved(tmp_path: Path, pair, tiny: l
     said = ended(sites[0], 1).stderr.splitlines()[-1]
     assert "worker 1 not heard from" in said and "saved" in said
     newest = checkpoint.steps_in(first)[0]
-    checkpoint.verify(first, newest, "worker-0")
+    checkpoint.verify(first, newest, "worker-0", 2)
     assert metrics(first)[-1]["step"] >= newest - 1
 
 

@@ -12,8 +12,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 
 from thinwire.train.errors import UserError
+
+PART = re.compile(r"worker-\d+(-shard-\d+)?")
 
 Files = dict[str, Any]  # name -> tensors for .safetensors, else what torch.save or json.dumps takes
 
@@ -49,9 +52,27 @@ def save_part(run: Path, step: int, part: str, workers: int, files: Files) -> No
         write_file(draft / name, content)
     listing = {name: [(draft / name).stat().st_size, _hash(draft / name)] for name in files}
     write_file(draft / "manifest.json", {"step": step, "workers": workers, "files": listing})
-    shutil.rmtree(target, ignore_errors=True)
+    _replace(target, draft)
+
+
+def _replace(target: Path, draft: Path) -> None:
+    """A folder cannot be renamed over one with files in it: the old one waits aside until the new one has its name."""
+    aside = _aside(target)
+    shutil.rmtree(aside, ignore_errors=True)
+    if target.exists():
+        target.rename(aside)
     draft.rename(target)
     _sync(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_back(run: Path) -> None:
+    """After a kill between the two renames of a part that was written again: the old one is whole, and is there."""
+    for aside in run.glob("checkpoint-*/.*.old"):
+        target = aside.with_name(aside.stem[1:])
+        if not target.exists():
+            with suppress(FileNotFoundError):  # another process was faster
+                aside.rename(target)
 
 
 def write_file(path: Path, content: Any) -> None:
@@ -99,6 +120,10 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.draft")
 
 
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
+
+
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """An error of writing, unlike one of opening, does not say of which file."""
@@ -126,14 +151,13 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def verify(run: Path, step: int, part: str) -> None:
-    """Raise Damaged, naming the file, unless the part is whole."""
+def verify(run: Path, step: int, part: str, workers: int | None) -> None:
+    """Raise Damaged, naming the file, unless the part is whole and of a run with so many workers."""
     folder = folder_of(run, step) / part
     name = f"{folder.parent.name}/{part}"
-    try:
-        files = json.loads((folder / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise Damaged(f"{name} is missing or has no manifest") from error
+    stored, files = _manifest(folder)
+    if stored != workers:  # the step was being written again with another number of workers
+        raise Damaged(f"{name} is of a run with {stored} workers, other parts of one with {workers}")
     for file, (size, digest) in files.items():
         path = folder / file
         if not path.exists() or path.stat().st_size != size:
@@ -143,10 +167,20 @@ def verify(run: Path, step: int, part: str) -> None:
             raise Damaged(f"{name}/{file} is damaged: its content is not what was written")
 
 
+def _manifest(folder: Path) -> tuple[int, dict[str, tuple[int, str]]]:
+    """The run's number of workers, and the size and hash of each file of this part."""
+    try:
+        stored = json.loads((folder / "manifest.json").read_text())
+        files = {name: (int(size), str(digest)) for name, (size, digest) in stored["files"].items()}
+        return int(stored["workers"]), files
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # absent, or other JSON than ours
+        raise Damaged(f"{folder.parent.name}/{folder.name} is missing or has no manifest") from error
+
+
 def load_part(run: Path, step: int, part: str) -> Files:
-    """Every file of a verified part."""
+    """Every file of a verified part; what else lies in its folder is not ours."""
     folder = folder_of(run, step) / part
-    return {path.name: _read(path) for path in sorted(folder.iterdir()) if path.name != "manifest.json"}
+    return {name: _read(folder / name) for name in _manifest(folder)[1]}
 
 
 def _read(path: Path) -> Any:
@@ -162,16 +196,14 @@ def _read(path: Path) -> Any:
 def parts_in(run: Path, step: int) -> list[str]:
     """The parts of a step, whole or not, by worker."""
     names = (path.name for path in folder_of(run, step).glob("worker-*"))
-    return sorted(names, key=lambda name: [int(piece) for piece in name.split("-") if piece.isdigit()])
+    return sorted(filter(PART.fullmatch, names), key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
 
 
 def workers_of(run: Path, step: int) -> int | None:
     """How many workers the run had at this step, by the first part that tells."""
     for part in parts_in(run, step):
-        try:
-            return int(json.loads((folder_of(run, step) / part / "manifest.json").read_text())["workers"])
-        except (OSError, ValueError, KeyError):
-            continue
+        with suppress(Damaged):  # told when it is verified
+            return _manifest(folder_of(run, step) / part)[0]
     return None
 
 
@@ -191,11 +223,18 @@ def drop_others(run: Path, parts: Sequence[str], kept: Sequence[int]) -> None:
             drop(run, step, parts)
 
 
+def drop_strangers(run: Path, workers: Container[int], kept: Sequence[int]) -> None:
+    """Drop the parts of workers that the run no longer has: of all steps but the kept ones, which have them still."""
+    for step in steps_in(run):
+        if step not in kept:
+            drop(run, step, [part for part in parts_in(run, step) if int(part.split("-")[1]) not in workers])
+
+
 def drop(run: Path, step: int, parts: Sequence[str]) -> None:
     """Drop these parts of a step, and what was begun of them."""
     folder = folder_of(run, step)
     for part in parts:
-        shutil.rmtree(_draft(folder / part), ignore_errors=True)
-        shutil.rmtree(folder / part, ignore_errors=True)
+        for path in (_draft(folder / part), _aside(folder / part), folder / part):
+            shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):  # other processes have parts in it still, or were faster
         folder.rmdir()

@@ -108,7 +108,7 @@ class Train:
     eval_every: int = _key(50, "steps between evaluations of the consensus; 0 = at the end only", least=0)
     eval_batches: int = _key(16, "held-out batches of one evaluation", least=1)
     checkpoint_every: int = _key(100, "steps between checkpoints; 0 = at the end only", least=0)
-    keep: int = _key(3, "checkpoints kept", least=1)
+    keep: int = _key(3, "checkpoints kept; at least 2 where several processes write them", least=1)
     wait: int = _key(600, "seconds to wait for a silent peer", local=True, least=1)
 
 

@@ -21,12 +21,32 @@ class Keeper:
 
     def __init__(self, run: Path, config: Config, place: Place, talk: Talker) -> None:
         self.run, self.config, self.place, self.talk = run, config, place, talk
-        suffix = f"-shard-{place.inner}" if place.inside > 1 else ""
-        self.parts = [f"worker-{worker}{suffix}" for worker in place.hosted]
+        self.parts = [self._part(worker) for worker in place.hosted]
         self.whole: list[int] = []  # steps to go back to, in the order in which the run came by them
+        # with one checkpoint there would be none, while some processes have written the next and others have not
+        self.keep = max(config.train.keep, 2 if place.notes.processes * place.inside > 1 else 1)
+
+    def _part(self, worker: int) -> str:
+        return f"worker-{worker}-shard-{self.place.inner}" if self.place.inside > 1 else f"worker-{worker}"
 
     def save(self, trainer: Trainer) -> None:
         """Write this step. Then drop all but the last whole ones: also those that the run went back behind."""
+        self._add(trainer)
+        self.whole = self.whole[-self.keep :]
+        checkpoint.drop_others(self.run, self.parts, self.whole)
+        if self.place.writes:
+            mine = self.place.hosted if self.place.separate else range(self.config.workers)
+            checkpoint.drop_strangers(self.run, mine, self.whole[:-1])  # of the step just written too
+
+    def save_alone(self, trainer: Trainer) -> None:
+        """Write a step that the others may not have, and drop none: one of those before is the last that all have.
+
+        A step that is whole already stays as it is: the model may hold the finished run's mean by now.
+        """
+        if trainer.step not in self.whole:
+            self._add(trainer)
+
+    def _add(self, trainer: Trainer) -> None:
         step = trainer.step
         try:
             self._write(trainer)
@@ -34,8 +54,7 @@ class Keeper:
             if step not in self.whole:  # some of its parts are no checkpoint
                 checkpoint.drop(self.run, step, self.parts)
             raise
-        self.whole = [*(other for other in self.whole if other != step), step][-self.config.train.keep :]
-        checkpoint.drop_others(self.run, self.parts, self.whole)
+        self.whole = [*(other for other in self.whole if other != step), step]
 
     def _write(self, trainer: Trainer) -> None:
         fleet = trainer.fleet.state_dict()
@@ -63,9 +82,11 @@ class Keeper:
 
     def restore(self, trainer: Trainer) -> None:
         """Bring the trainer to the newest step that every process has whole, and open its fleet."""
+        checkpoint.put_back(self.run)
         heard = self.place.notes.exchange(self._usable())
-        listings = [good for good, _ in heard]
-        if not any(good or refused for good, refused in heard):
+        listings = [good for good, _, _ in heard]
+        unfinished = {step for _, steps, _ in heard for step in steps}
+        if not any(refused for _, _, refused in heard) and set().union(*listings) <= unfinished:
             self.talk.say(f"{self.run} has no checkpoint yet: it begins at step 0")
             trainer.open_fleet(self.config.method)
             return
@@ -83,23 +104,43 @@ class Keeper:
             self._load_worker(trainer, index, files)
         self._open_fleet(trainer, stored[0]["state.pt"], [files["fleet.pt"] for files in stored])
 
-    def _usable(self) -> tuple[list[int], bool]:
-        """Steps that are whole here, and whether any is not; a line for each that is not, down to the newest whole."""
-        good: list[int] = []
-        refused = False
-        for step in checkpoint.steps_in(self.run):
-            if not checkpoint.parts_in(self.run, step):
-                continue  # the process ended within its first part
-            same = checkpoint.workers_of(self.run, step) in (None, self.config.workers)
+    def _usable(self) -> tuple[list[int], list[int], bool]:
+        """Steps that are whole here, those that were never finished, and whether any is damaged, with a line each."""
+        good, unfinished, refused = list[int](), list[int](), False
+        steps = [step for step in checkpoint.steps_in(self.run) if checkpoint.parts_in(self.run, step)]
+        for step in steps:
+            if step == steps[-1] and not self._all_begun(step):
+                unfinished.append(step)
+                continue
             try:
-                for part in self.parts if same else checkpoint.parts_in(self.run, step):
-                    checkpoint.verify(self.run, step, part)
+                self._verify(step)
                 good.append(step)
             except checkpoint.Damaged as error:
                 refused = True
                 if not good:
                     self.talk.say(f"refused {error}; looking for the one before")
-        return good, refused
+        return good, unfinished, refused
+
+    def _all_begun(self, step: int) -> bool:
+        """Whether no part is absent. The first checkpoint lacks some where the run was killed between two of them."""
+        return all((checkpoint.folder_of(self.run, step) / part).exists() for part in self._needed(step))
+
+    def _verify(self, step: int) -> None:
+        workers = checkpoint.workers_of(self.run, step)
+        for part in self._needed(step):
+            checkpoint.verify(self.run, step, part, workers)
+
+    def _needed(self, step: int) -> list[str]:
+        """One's own parts; of a run with another number of workers all, but the other sites' are on other disks."""
+        workers = checkpoint.workers_of(self.run, step)
+        if workers is None or workers == self.config.workers:
+            return self.parts
+        return self._here(step) or self.parts if self.place.separate else [*map(self._part, range(workers))]
+
+    def _here(self, step: int) -> list[str]:
+        """This shard's parts of all workers, as far as they are on this disk."""
+        here, workers = checkpoint.parts_in(self.run, step), checkpoint.workers_of(self.run, step) or 0
+        return [part for part in map(self._part, range(workers)) if part in here]
 
     def _load_worker(self, trainer: Trainer, index: int, files: checkpoint.Files) -> None:
         replica, state = trainer.team.replicas[index], files["state.pt"]
@@ -132,7 +173,7 @@ class Keeper:
 
     def _mean_state(self, step: int) -> checkpoint.Files:
         """One worker's files with the mean of all parts on this disk."""
-        stored = [checkpoint.load_part(self.run, step, part) for part in checkpoint.parts_in(self.run, step)]
+        stored = [checkpoint.load_part(self.run, step, part) for part in self._here(step)]
         states = [files["state.pt"] for files in stored]
         moments = [weights.mean_optimizer(list(each)) for each in zip(*(s["optimizers"] for s in states), strict=True)]
         tensors = weights.mean([files["model.safetensors"] for files in stored])

@@ -141,7 +141,7 @@ def _save_alone(trainer: Trainer, ledger: Ledger, keeper: Keeper) -> Path:
     """A peer is gone: keep what there is."""
     ledger.write_own()
     trainer.step = trainer.steps_taken()
-    keeper.save(trainer)
+    keeper.save_alone(trainer)
     return checkpoint.folder_of(keeper.run, trainer.step)
 
 
