@@ -195,14 +195,14 @@ def _resnets(size: str, text: str) -> list[Claim]:
     ]  # fmt: skip
 
 
-_DESLOC = [
+DESLOC = [
     *_desloc("", "ddp"),
     Claim(_EQUAL.format("Kx = 32, 100M tokens"), same("100M desloc 32", "100M local adam 32", 1.9)),
     Claim("DES-LOC equals Local Adam, ADOPT with its published beta of .9999 (which hardly learns here, DDP included)",
           same("ADOPT+AdamW desloc 32", "ADOPT+AdamW local 32")),
 ]  # fmt: skip
 
-_OVERLAP = [
+OVERLAP = [
     Claim("eager at M = 2 loses at most the published 2.3% against DiLoCo", gap_at_most("M2 eager", "M2 diloco", 2.3)),
     Claim("eager at M = 4 loses at most 3%", gap_at_most("M4 eager", "M4 diloco", 3)),
     *_published_overlap(""),
@@ -223,12 +223,12 @@ _OVERLAP = [
     Claim("the same at M = 8", gap_at_most("M8 relay .6", "M8 relay, mixed .6", 0)),
 ]  # fmt: skip
 
-_DECOUPLED = [
+DECOUPLED = [
     *_decoupled("", {2: ("consensus", "mean", "paper"), 4: ("consensus", "mean"), 8: ("consensus", "mean")}),
     *_resnets("resnet", "ResNet"),
 ]
 
-_COMPOSED = [
+COMPOSED = [
     Claim("goal: within 1% of DDP at 1000x fewer bytes, M = 4, 25M tokens, AdamW",
           best_at_most("1000x", "rate adamw", 1)),
     Claim("the same, Muon", best_at_most("muon 1000x", "rate muon", 1)),
@@ -250,7 +250,9 @@ _COMPOSED = [
     Claim("the same, Muon", gap_at_most("slow muon ddp", "rate muon 4e-3", 0)),
 ]  # fmt: skip
 
-_FRESH_OVERLAP = [
+FRESH_DESLOC = _desloc("fresh ", "fresh rate adamw 4e-3")
+
+FRESH_OVERLAP = [
     *_published_overlap("fresh "),
     Claim("delayed is clearly worse than eager, M = 4",
           gap_at_least("fresh M4 H30 delayed", "fresh M4 H30 eager", 2)),
@@ -262,12 +264,12 @@ _FRESH_OVERLAP = [
 ]  # fmt: skip
 
 _VARIANTS = ("consensus", "consensus, 256", "mean", "paper")
-_FRESH_DECOUPLED = [
+FRESH_DECOUPLED = [
     *_decoupled("fresh ", {2: _VARIANTS, 4: (*_VARIANTS, "mean, 256")}),
     *_resnets("small resnet", "ResNet-8"),
 ]
 
-_FRESH_COMPOSED = [
+FRESH_COMPOSED = [
     Claim("goal: within 1% of DDP at 1000x fewer bytes, M = 4, AdamW: one of 64 every 5",
           gap_at_most("fresh 1000x one of 64, 5, decay .8", "fresh rate adamw 4e-3", 1)),
     Claim("the same with an outer rate of 1.5",
@@ -283,7 +285,3 @@ _FRESH_COMPOSED = [
     Claim("within 1% at 3000x, AdamW: one of 64 every 14",
           gap_at_most("fresh 3000x one of 64, 14", "fresh rate adamw 4e-3", 1)),
 ]  # fmt: skip
-
-CLAIMS: list[Claim] = _DESLOC + _OVERLAP + _DECOUPLED + _COMPOSED
-_FRESH_DESLOC = _desloc("fresh ", "fresh rate adamw 4e-3")
-CPU_CLAIMS: list[Claim] = _FRESH_DESLOC + _FRESH_OVERLAP + _FRESH_DECOUPLED + _FRESH_COMPOSED

@@ -7,10 +7,32 @@ from statistics import median
 from fill import filled, flow
 from known import Known
 
-PREFACE = """# Results
+TITLE = """# Results
 
-This page is written by `python bench/write_results.py` from the raw results in `bench/results`.
+What was measured, claim by claim. Written by `python bench/write_results.py` from the raw files in `bench/results`;
+[every run](results/runs.md) and [every speed table](results/speed.md) have pages of their own. Quality is of a 12M
+decoder on novels, on a GPU, and again of tiny models on a CPU; [how](#set-up).
+"""
 
+IN_SHORT = """\
+- **DES-LOC** sends <sent of desloc 256> less than DDP at a period of 256 for <desloc 256 : ddp> of loss, and
+  half of what Local Adam sends for <desloc 32 : local adam 32> and <desloc 32, seed 1 : local adam 32, seed 1> (two
+  seeds, a period of 32): a little worse, by about what another seed changes. Moments that never meet do nearly as well
+  at this scale.
+- **Eager** updates hide the line at two workers for the published price (<M2 H30 eager : M2 H30 diloco .4> and <M2 H30
+  eager, seed 1 : M2 H30 diloco .4, seed 1> against DiLoCo; 2.3% is published), not at four (<M4 H30 eager : M4 H30
+  diloco .4>). Ours, `tw.relay_diloco`, costs <M2 relay .6 : M2 diloco .6>, <M4 relay .6 : M4 diloco .6> and <M8 relay
+  .6 : M8 diloco .6> at 2, 4 and 8 workers.
+- **Decoupled momentum** sends 146 times less than DiLoCo at the same period of 128, and its loss mostly lies between
+  DiLoCo's at 128 and at 512, as published. As printed ("paper") it diverges from four workers on.
+- **1000 times fewer bytes than DDP within 1% of its loss** is met with Muon from 50M tokens on (<muon 50M two bits 64 :
+  muon 50M ddp>, `tw.two_bit_averaging`), with AdamW only where DDP overfits (100M tokens) and in tiny models: at 25M
+  tokens it costs <1000x sparse averaging, decay .9 : rate adamw 2e-3> (`tw.sparse_averaging`).
+- **Speed**: a DiLoCo round between training steps takes .51 (two workers) and .41 (four) of torchft's time on loopback.
+  Eager keeps two workers busy 99% of the time on a line of 60 Mbit/s, where DDP reaches 21%.
+"""
+
+SETUP = """\
 **Set-up of the quality runs.** A Llama-style decoder of 12M parameters (6 blocks of width 384, context 512), 64 MB of
 English novels, a BPE of 4,096. Whole novels are held out: 17.4M tokens to train on, so that 25M tokens are 1.4 passes,
 50M nearly three and 100M 5.8, and 262k held-out tokens that no run has seen. 32,768 tokens a step over all workers, so
@@ -24,9 +46,10 @@ held-out loss that is reported. The model is small and the runs are short; both 
 than in the papers.
 
 **Noise.** Another seed (other initial weights, other batches) changed the loss of the {runs} runs that were repeated by
-{least:.2f}% to {most:.2f}%, by {middle:.2f}% in the median ([table](#what-another-seed-changes)). "Within noise" is
-within what another seed changed for the runs in question, or within that median where they have one seed. Where two
-seeds are known a claim is judged by both: it "holds on average" if it holds for the mean of the two and not for each.
+{least:.2f}% to {most:.2f}%, by {middle:.2f}% in the median ([table](results/runs.md#what-another-seed-changes)).
+"Within noise" is within what another seed changed for the runs in question, or within that median where they have one
+seed. Where two seeds are known a claim is judged by both: it "holds on average" if it holds for the mean of the two and
+not for each.
 
 **Bytes.** "Sent" counts each message once, as the papers do. "Received" is what reaches a worker, against DDP's
 all-reduce among as many: sparse messages are gathered from all others, dense ones of a few bits go in two shots with
@@ -36,15 +59,16 @@ DES-LOC and local states with a period of 256 at every other one.
 **WikiText-2** is its test part in the same tokens: Wikipedia, for a model that knows novels. The later runs have it.
 Its losses are high and uneven: the two seeds of DDP at 100M tokens differ by <second of 100M ddp, seed 1 : second of
 100M ddp> there, and by <100M ddp, seed 1 : 100M ddp> on the held-out novels. It tells large differences only.
-
 """
 
-ON_A_CPU = """**Small versions**, on a CPU (lists 20 to 28): a byte model of .26M parameters, 4.2M tokens of novels, .3
-of a pass, so that nobody overfits; AdamW or Muon at the best rate of DDP. Where the runs on a GPU have too few steps or
-repeat their text, these have neither fault, but the model is tiny.
+ON_A_CPU = """\
+**On a CPU**, the same claims again: a byte model of .26M parameters, 4.2M tokens of novels (16 a
+parameter, .3 of a pass), batches of 2,048 tokens; AdamW or Muon at the best rate of DDP. Where the runs on a GPU have
+too few steps or repeat their text, these have neither fault, but the model is tiny, and what helps it need not help a
+large one.
 """
 
-KEPT = """### What "kept" and "two bits" are
+KEPT = """## What "kept" and "two bits" are
 
 One row each. "Two bits" with feedback and a plain mean is `tw.two_bit_averaging`; in "kept" what is not sent stays in
 the live parameters (`tw.Carry`) instead of a residual:
@@ -62,9 +86,21 @@ all_values = kept(64, tw.TwoBit())  # "two bits 64, kept", as many bytes
 ```
 """
 
+RUNS = """\
+Each table is one list of runs, in the order in which they were run, and one command. What they mean is said
+in [Results](../results.md), and so is [how they were made](../results.md#set-up). A method is an expression: `tw` is
+thinwire, `fragments(n)` is `tw.by_layer(model, n)`, `rows(rule, every, delay, codec, feedback)` one row for the
+parameters.
+"""
+
+SPEEDS = """\
+Ratios are of one run, between neighbours in time. How each was measured, and the floor that memory or the line
+sets, is in `bench/README.md`.
+"""
+
 NOT_LISTED = """## Not run
 
-Beside what the tables above say:
+Beside what [the tables](results/runs.md) say:
 
 - On a GPU: more than two seeds; a second seed for most runs; DDP at 100M with other rates, more weight decay or
   dropout; the 35M shape for longer than 25M tokens; with the published outer step, four workers:
@@ -81,8 +117,43 @@ Beside what the tables above say:
 """
 
 
-LESSONS = """\
-**Overlap.** Relay (`tw.relay_diloco`) reaches the goals: <M2 relay .6 : M2 diloco .6>, <M4 relay .6 : M4 diloco .6> and
+DESLOC = """\
+DES-LOC at half the bytes of Local Adam, two seeds: <desloc 16 : local adam 16> and <desloc 16, seed 1 : local adam
+16, seed 1> at Kx = 16, <desloc 32 : local adam 32> and <desloc 32, seed 1 : local adam 32, seed 1> at 32; one seed:
+<100M desloc 32 : 100M local adam 32> at 32 and 100M tokens, <muon desloc 32 : muon local 32> at 32 with Muon, <desloc
+256 : local adam 256> at 256. All but the last are above zero: DES-LOC is a little worse at short periods, by about what
+another seed changes. At 256 the test is weak: in 1,536 steps the first moments meet twice and the second once. Moments
+that are left local do nearly as well, at 32 (<states local 32 : desloc 32>, second seed <states local 32, seed 1 :
+desloc 32, seed 1>) and at 256 (<states local 256 : desloc 256>), and send a third less. Nesterov (1, .9) on the mean
+drift costs <desloc 32 nesterov : desloc 32>: the same momentum as above. DiLoCo at 256 with its .9 ends at <diloco
+256>, after <lowest of diloco 256> at its lowest.
+
+- *Newcomers.* Workers doubled half way, so that each then takes half of the batch it had: <desloc 32, doubled, mean
+  state : desloc 32> if newcomers take the mean of the optimizer states, <desloc 32, doubled, one state : desloc 32> if
+  they take one worker's. Stable, both; that one worker's state is worse, as published, does not show here.
+- *ADOPT* hardly learns in 768 steps, with DDP as well: with AdamW on the embeddings DDP <ADOPT+AdamW ddp>, all states
+  averaged <ADOPT+AdamW local 32>, DES-LOC <ADOPT+AdamW desloc 32>; on all parameters <ADOPT local 32> and <ADOPT desloc
+  32>. Its second moment begins as the squared first gradient and, with the published beta of .9999, hardly moves in so
+  short a run. With .99 it learns more: DDP <ADOPT .99 ddp>, all states averaged <ADOPT .99 local 32>, DES-LOC <ADOPT
+  .99 desloc 32>, <ADOPT .99 desloc 32 : ADOPT .99 local 32>. So with ADOPT the equality does not show either.
+"""
+
+DESLOC_ON_A_CPU = """\
+- *Half the bytes of Local Adam*: <fresh desloc 16 : fresh local adam 16> and <fresh desloc 16, seed 1 : fresh local
+  adam 16, seed 1> at 16, <fresh desloc 32 : fresh local adam 32> and <fresh desloc 32, seed 1 : fresh local adam 32,
+  seed 1> at 32, <?fresh desloc 256 : fresh local adam 256> at 256; with Muon at 32 <?fresh muon desloc 32 : fresh muon
+  local 32>, with ADOPT (second beta .99) <?fresh ADOPT .99 desloc 32 : fresh ADOPT .99 local 32>.
+- *Against DDP* (<fresh rate adamw 4e-3>): <fresh desloc 16 : fresh rate adamw 4e-3> at 16, <fresh desloc 32 : fresh
+  rate adamw 4e-3> at 32, <?fresh desloc 256 : fresh rate adamw 4e-3> at 256.
+- *Moments* left local: <fresh states local 32 : fresh desloc 32> at 32, <?fresh states local 256 : fresh desloc 256> at
+  256; reset at each meeting: <fresh states reset 32 : fresh desloc 32>. *Nesterov* (1, .9): <fresh desloc 32 nesterov :
+  fresh desloc 32>.
+- *Newcomers*: <fresh desloc 32, doubled, mean state : fresh desloc 32> with the mean of the states, <fresh desloc 32,
+  doubled, one state : fresh desloc 32> with one worker's.
+"""
+
+OVERLAP = """\
+Relay (`tw.relay_diloco`) reaches the goals: <M2 relay .6 : M2 diloco .6>, <M4 relay .6 : M4 diloco .6> and
 <M8 relay .6 : M8 diloco .6> against DiLoCo with the same outer step at 2, 4 and 8 workers, where eager loses <M2 eager
 : M2 diloco>, <M4 eager : M4 diloco> and <M8 eager : M8 diloco>. With a second seed relay's gap is <M2 relay .6, seed 1
 : M2 diloco .6, seed 1> at two workers and <M4 relay .6, seed 1 : M4 diloco .6, seed 1> at four, and .6 changes DiLoCo's
@@ -115,10 +186,55 @@ workers:
   takes the edge off a momentum that is too high here.
 - Tried and of little use: a start without delay for carry (<M4 carry, start without delay : M4 carry>); less momentum
   for eager at rate .7, which still ends <M4 eager .6 : M4 diloco .6> above DiLoCo.
+"""
 
-**1000x fewer bytes within 1% of DDP** was the goal. It is missed at 25M tokens, and met with Muon from 50M tokens on;
-with AdamW it is missed at 50M, and met at 100M on average of two seeds. At 100M tokens DDP overfits, and the comparison
-says little about bytes; at 50M its held-out loss still falls.
+OVERLAP_ON_A_CPU = """\
+- *Overlap with the published outer step* (.4, .9), two workers, a period of 30: eager loses <fresh M2 H30 eager : fresh
+  M2 H30 diloco .4> against DiLoCo (second seed <fresh M2 H30 eager, seed 1 : fresh M2 H30 diloco .4, seed 1>), two
+  phases <fresh M2 H30 eager, two phases : fresh M2 H30 diloco .4>, delayed <fresh M2 H30 delayed : fresh M2 H30 diloco
+  .4>, delayed at a rate of .1 <fresh M2 H30 delayed .1 : fresh M2 H30 diloco .4>, fragments that land one inner step
+  later <fresh M2 H30 one inner step : fresh M2 H30 diloco .4>; E3M0 changes eager by <fresh M2 H30 eager E3M0 : fresh
+  M2 H30 eager>. At a period of 100 eager loses <fresh M2 H100 eager : fresh M2 H100 diloco .4>, at four workers <fresh
+  M4 H30 eager : fresh M4 H30 diloco .4> (30). The published +2.3% is of 35M parameters and longer runs.
+- *Relay* against DiLoCo with its own outer step (.7, .6), a period of 30: <fresh M2 H30 relay : fresh M2 H30 diloco .6>
+  at two workers (second seed <fresh M2 H30 relay, seed 1 : fresh M2 H30 diloco .6, seed 1>), <fresh M4 H30 relay :
+  fresh M4 H30 diloco .6> at four (<fresh M4 H30 relay, seed 1 : fresh M4 H30 diloco .6, seed 1>), <fresh M8 H30 relay :
+  fresh M8 H30 diloco .6> at eight.
+"""
+
+DECOUPLED = """\
+Decoupled momentum sends 146 times less than DiLoCo at the same period, and mostly lies between DiLoCo at 128 and at
+512. Against DiLoCo at 128, at 2, 4 and 8 workers:
+
+- "mean" loses <M2 decoupled 128 mean : M2 diloco 128>, <decoupled 128 mean : diloco 128> and <M8 decoupled 128 mean :
+  M8 diloco 128>. That is worker 0's copy; the mean of its workers is far worse. "paper" at two workers: <M2 decoupled
+  128 paper : M2 diloco 128>; with more it diverges (earlier runs).
+- "consensus" loses <M2 decoupled 128 consensus : M2 diloco 128>, <decoupled 128 consensus : diloco 128> and <M8
+  decoupled 128 consensus : M8 diloco 128>. **At two workers it misses the bracket** (<M2 decoupled 128 consensus>
+  against <M2 diloco 512>). It starts slowly: 32 of 4,096 components a round, and only twelve rounds; the rest waits in
+  the residual. It is the default because it keeps workers equal and is the best at eight; with two to four workers and
+  few rounds take `variant="mean"`, and export worker 0's copy.
+- The bracket is wide: DiLoCo at 512 meets three times in this run, and from four workers on gets worse at the last
+  meeting (see its curve in the raw file: 4.12 before it, <diloco 512> after, four workers).
+"""
+
+DECOUPLED_ON_A_CPU = """\
+- *The byte model*, against DiLoCo at 128, 16 rounds: "consensus" <fresh M2 decoupled 128 consensus : fresh M2 diloco
+  128> at two workers and <?fresh decoupled 128 consensus : fresh diloco 128> at four, "mean" <?fresh M2 decoupled 128
+  mean : fresh M2 diloco 128> and <?fresh decoupled 128 mean : fresh diloco 128>, "paper" <?fresh M2 decoupled 128 paper
+  : fresh M2 diloco 128> and <?fresh decoupled 128 paper : fresh diloco 128>. With 256 of 4,096 components, 18 times
+  fewer bytes: "consensus" <?fresh M2 decoupled 128 consensus, 256 : fresh M2 diloco 128> and <?fresh decoupled 128
+  consensus, 256 : fresh diloco 128>, "mean" at four <?fresh decoupled 128 mean, 256 : fresh diloco 128>.
+- *A ResNet-8 on Fashion-MNIST* at 2, 4 and 8 workers: "consensus" lies between DiLoCo at 128 and at 512 each time
+  (<small resnet M2 consensus>, <small resnet M4 consensus>, <small resnet M8 consensus>) with 77x fewer bytes; "mean"
+  is worse each time (<small resnet M2 mean>, <small resnet M4 mean>, <small resnet M8 mean>), and "paper" diverges
+  (<small resnet M2 paper>, <small resnet M4 paper>, <small resnet M8 paper>).
+"""
+
+COMPOSED = """\
+1000 times fewer bytes than DDP within 1% of its loss was the goal. It is missed at 25M tokens, and met with Muon from
+50M tokens on; with AdamW it is missed at 50M, and met at 100M on average of two seeds. At 100M tokens DDP overfits, and
+the comparison says little about bytes; at 50M its held-out loss still falls.
 
 - *25M tokens* (1.4 passes). The best is <1000x sparse averaging, decay .9 : rate adamw 2e-3> with AdamW (sparse
   averaging every 4, decay .9) and <muon 1000x two bits 64, averaged : rate muon 8e-3> with Muon
@@ -188,43 +304,9 @@ against <second of muon 100M two bits 64> and <second of muon 100M two bits 64, 
 100M ddp> and <second of 100M ddp, seed 1> against <second of 100M sparseloco 4> and <second of 100M sparseloco 4, seed
 1> for sparseloco. It fits with overfitting to the novels, and is no evidence for more: at 25M tokens, where DDP does
 not overfit, Muon's DDP (8e-3) has <second of rate muon 8e-3>, the fp32 average <second of muon 25M averaged 64>.
+"""
 
-**DES-LOC** at half the bytes of Local Adam, two seeds: <desloc 16 : local adam 16> and <desloc 16, seed 1 : local adam
-16, seed 1> at Kx = 16, <desloc 32 : local adam 32> and <desloc 32, seed 1 : local adam 32, seed 1> at 32; one seed:
-<100M desloc 32 : 100M local adam 32> at 32 and 100M tokens, <muon desloc 32 : muon local 32> at 32 with Muon, <desloc
-256 : local adam 256> at 256. All but the last are above zero: DES-LOC is a little worse at short periods, by about what
-another seed changes. At 256 the test is weak: in 1,536 steps the first moments meet twice and the second once. Moments
-that are left local do nearly as well, at 32 (<states local 32 : desloc 32>, second seed <states local 32, seed 1 :
-desloc 32, seed 1>) and at 256 (<states local 256 : desloc 256>), and send a third less. Nesterov (1, .9) on the mean
-drift costs <desloc 32 nesterov : desloc 32>: the same momentum as above. DiLoCo at 256 with its .9 ends at <diloco
-256>, after <lowest of diloco 256> at its lowest.
-
-- *Newcomers.* Workers doubled half way, so that each then takes half of the batch it had: <desloc 32, doubled, mean
-  state : desloc 32> if newcomers take the mean of the optimizer states, <desloc 32, doubled, one state : desloc 32> if
-  they take one worker's. Stable, both; that one worker's state is worse, as published, does not show here.
-- *ADOPT* hardly learns in 768 steps, with DDP as well: with AdamW on the embeddings DDP <ADOPT+AdamW ddp>, all states
-  averaged <ADOPT+AdamW local 32>, DES-LOC <ADOPT+AdamW desloc 32>; on all parameters <ADOPT local 32> and <ADOPT desloc
-  32>. Its second moment begins as the squared first gradient and, with the published beta of .9999, hardly moves in so
-  short a run. With .99 it learns more: DDP <ADOPT .99 ddp>, all states averaged <ADOPT .99 local 32>, DES-LOC <ADOPT
-  .99 desloc 32>, <ADOPT .99 desloc 32 : ADOPT .99 local 32>. So with ADOPT the equality does not show either.
-
-**Decoupled momentum** sends 146 times less than DiLoCo at the same period, and mostly lies between DiLoCo at 128 and at
-512. Against DiLoCo at 128, at 2, 4 and 8 workers:
-
-- "mean" loses <M2 decoupled 128 mean : M2 diloco 128>, <decoupled 128 mean : diloco 128> and <M8 decoupled 128 mean :
-  M8 diloco 128>. That is worker 0's copy; the mean of its workers is far worse. "paper" at two workers: <M2 decoupled
-  128 paper : M2 diloco 128>; with more it diverges (earlier runs).
-- "consensus" loses <M2 decoupled 128 consensus : M2 diloco 128>, <decoupled 128 consensus : diloco 128> and <M8
-  decoupled 128 consensus : M8 diloco 128>. **At two workers it misses the bracket** (<M2 decoupled 128 consensus>
-  against <M2 diloco 512>). It starts slowly: 32 of 4,096 components a round, and only twelve rounds; the rest waits in
-  the residual. It is the default because it keeps workers equal and is the best at eight; with two to four workers and
-  few rounds take `variant="mean"`, and export worker 0's copy.
-- The bracket is wide: DiLoCo at 512 meets three times in this run, and from four workers on gets worse at the last
-  meeting (see its curve in the raw file: 4.12 before it, <diloco 512> after, four workers).
-
-**On a CPU**, a byte model of .26M parameters, 16 tokens a parameter, hardly any text seen twice, batches of 2,048
-tokens. It is tiny, and what helps it need not help a large one; but no run is too short here, and none overfits.
-
+COMPOSED_ON_A_CPU = """\
 - *1000x fewer bytes within 1% of DDP* is reached with AdamW: the strongest one of every 64 values, every 5 steps
   (`tw.sparse_averaging(5, decay=.8)`, 1,082x): <fresh 1000x one of 64, 5, decay .8 : fresh rate adamw 4e-3> and, with a
   second seed, <fresh 1000x one of 64, 5, decay .8, seed 1 : fresh rate adamw 4e-3, seed 1>; with an outer rate of 1.5
@@ -256,23 +338,10 @@ tokens. It is tiny, and what helps it need not help a large one; but no run is t
   two bits 64, seed 1 : fresh rate muon 4e-3, seed 1>, one of 64 every 5 <fresh muon 1000x one of 64, 5, decay .8 :
   fresh rate muon 4e-3>. The period costs nearly all of it: averaging in fp32 every 64 <fresh muon averaged 64 : fresh
   rate muon 4e-3>.
-- *Overlap with the published outer step* (.4, .9), two workers, a period of 30: eager loses <fresh M2 H30 eager : fresh
-  M2 H30 diloco .4> against DiLoCo (second seed <fresh M2 H30 eager, seed 1 : fresh M2 H30 diloco .4, seed 1>), two
-  phases <fresh M2 H30 eager, two phases : fresh M2 H30 diloco .4>, delayed <fresh M2 H30 delayed : fresh M2 H30 diloco
-  .4>, delayed at a rate of .1 <fresh M2 H30 delayed .1 : fresh M2 H30 diloco .4>, fragments that land one inner step
-  later <fresh M2 H30 one inner step : fresh M2 H30 diloco .4>; E3M0 changes eager by <fresh M2 H30 eager E3M0 : fresh
-  M2 H30 eager>. At a period of 100 eager loses <fresh M2 H100 eager : fresh M2 H100 diloco .4>, at four workers <fresh
-  M4 H30 eager : fresh M4 H30 diloco .4> (30). The published +2.3% is of 35M parameters and longer runs.
-- *Relay* against DiLoCo with its own outer step (.7, .6), a period of 30: <fresh M2 H30 relay : fresh M2 H30 diloco .6>
-  at two workers (second seed <fresh M2 H30 relay, seed 1 : fresh M2 H30 diloco .6, seed 1>), <fresh M4 H30 relay :
-  fresh M4 H30 diloco .6> at four (<fresh M4 H30 relay, seed 1 : fresh M4 H30 diloco .6, seed 1>), <fresh M8 H30 relay :
-  fresh M8 H30 diloco .6> at eight.
-- *A ResNet-8 on Fashion-MNIST* at 2, 4 and 8 workers: "consensus" lies between DiLoCo at 128 and at 512 each time
-  (<small resnet M2 consensus>, <small resnet M4 consensus>, <small resnet M8 consensus>) with 77x fewer bytes; "mean"
-  is worse each time (<small resnet M2 mean>, <small resnet M4 mean>, <small resnet M8 mean>), and "paper" diverges
-  (<small resnet M2 paper>, <small resnet M4 paper>, <small resnet M8 paper>).
+"""
 
-**Speed.** A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two
+SPEED = """\
+A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two
 workers, .41 with four, .39 at 124M parameters, on loopback. At 1 Gbit/s, where the line is most of a round, ours takes
 .90 with four workers and .87 at 124M parameters on an idle machine (`peers_lines_idle`; 1.36 in a run beside other
 work). Rounds made one after the other (`bench/overhead.py`) do not reach it with 10 and 100 tensors against torchft
@@ -285,11 +354,11 @@ and 2.3 times less, and in another run on the idle machine 4.3 and 2.8.
 """
 
 
-def preface(known: Known) -> str:
+def setup(known: Known) -> str:
     changes = known.changes().values()
     numbers = {"runs": len(changes), "least": min(changes), "most": max(changes), "middle": median(changes)}
-    return flow(filled(PREFACE.format(**numbers), known)) + "\n\n"
+    return prose(SETUP.format(**numbers), known)
 
 
-def lessons(known: Known) -> str:
-    return f"## What the runs say\n\n{flow(filled(LESSONS, known))}\n"
+def prose(text: str, known: Known) -> str:
+    return flow(filled(text, known)) + "\n"

@@ -39,7 +39,7 @@ class Speed:
 
     def section(self) -> str:
         origin = f"Raw: `bench/results/{self.file}.json`; command: `{self.command}`"
-        return f"### {self.title}\n\n{self.text} {origin}.\n\n{markdown(self.head, self.rows(read(self.file)))}"
+        return f"## {self.title}\n\n{self.text} {origin}.\n\n{markdown(self.head, self.rows(read(self.file)))}"
 
 
 def codecs(record: Any) -> Rows:

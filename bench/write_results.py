@@ -1,10 +1,10 @@
-"""Writes docs/results.md and its plots from the raw results: nothing on that page is typed by hand but prose.
+"""Writes docs/results.md, the tables behind it and its plots from the raw results: only prose is typed by hand.
 
     python bench/write_results.py
 
-Quality tables follow the run lists in bench/runs (title, text, and the order of the runs); a run without a result is
-listed as not run. Claims are judged by claims.py, speed tables are those of speed_tables.py, and the prose between is
-results_text.py's.
+docs/results.md has a section for each topic: its claims, judged by claims.py, a plot, and the prose of results_text.py.
+docs/results/runs.md has a table for each run list in bench/runs (title, text, and the order of the runs); a run without
+a result is listed as not run. docs/results/speed.md has the tables of speed_tables.py.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import claims
 import plots
-from claims import CLAIMS, CPU_CLAIMS, Claim
+import results_text as text
+from claims import Claim
 from fill import flow
 from known import AGAIN, CPU_PRESETS, LARGE, ON_CPU, Known
 from quality import Run, read_list
-from results_text import KEPT, NOT_LISTED, ON_A_CPU, lessons, preface
 from speed_tables import RESNET, RESULTS, SMALL_RESNET, SPEED, Speed, markdown, read
 
 ROOT = Path(__file__).parents[1]
-LISTS, PAGE = ROOT / "bench/runs", ROOT / "docs/results.md"
+LISTS, DOCS = ROOT / "bench/runs", ROOT / "docs"
 EARLIER = ("overlap_quality", "decoupled_quality")
 Results = dict[str, dict[str, Any]]
 
@@ -119,7 +120,7 @@ def quality(table: Table, results: Results) -> str:
     missing = f"\nNot run: {'; '.join(table.missing)}.\n" if table.missing else ""
     found = [row(table.known[run.name], results) for run in table.runs if run.name in table.known]
     body = table_of(found) if found else ""
-    return f"### {table.title}\n\n{table.text} Command: `{command}`.\n\n{body}{missing}"
+    return f"## {table.title}\n\n{table.text} Command: `{command}`.\n\n{body}{missing}"
 
 
 def seeds(known: Known, tables: list[Table]) -> str:
@@ -130,11 +131,31 @@ def seeds(known: Known, tables: list[Table]) -> str:
         for preset in sorted({run.preset for table in tables for run in table.runs})
         for name in known.changes(preset)
     ]
-    return "### What another seed changes\n\n" + markdown(head, rows)
+    return "## What another seed changes\n\n" + markdown(head, rows)
 
 
-def claims(known: Known) -> str:
-    return f"## Claims\n\n{judged(CLAIMS, known)}\n{flow(ON_A_CPU)}\n\n{judged(CPU_CLAIMS, known)}"
+@dataclass(frozen=True)
+class Topic:
+    """A section of the page: claims and prose, of the runs on a GPU and of those on a CPU."""
+
+    title: str
+    claims: list[Claim]
+    text: str
+    cpu_claims: list[Claim]
+    cpu_text: str
+
+    def section(self, known: Known, pictures: list[str]) -> str:
+        on_a_gpu = [judged(self.claims, known), *pictures, text.prose(self.text, known)]
+        on_a_cpu = ["**On a CPU:**\n", judged(self.cpu_claims, known), text.prose(self.cpu_text, known)]
+        return "\n".join([f"## {self.title}\n", *on_a_gpu, *on_a_cpu])
+
+
+TOPICS = [
+    Topic("DES-LOC", claims.DESLOC, text.DESLOC, claims.FRESH_DESLOC, text.DESLOC_ON_A_CPU),
+    Topic("Overlap", claims.OVERLAP, text.OVERLAP, claims.FRESH_OVERLAP, text.OVERLAP_ON_A_CPU),
+    Topic("Decoupled momentum", claims.DECOUPLED, text.DECOUPLED, claims.FRESH_DECOUPLED, text.DECOUPLED_ON_A_CPU),
+    Topic("1000 times fewer bytes", claims.COMPOSED, text.COMPOSED, claims.FRESH_COMPOSED, text.COMPOSED_ON_A_CPU),
+]
 
 
 def judged(some: list[Claim], known: Known) -> str:
@@ -165,7 +186,7 @@ def earlier(runs: Results) -> str:
         + " and ".join(f"`bench/results/{name}.json`" for name in EARLIER)
     )
     rows = [[name, str(run["workers"]), f"`{run['method']}`", f"{run['finished']:.4f}"] for name, run in runs.items()]
-    return f"### Earlier runs\n\n{text}.\n\n" + markdown(("run", "workers", "method", "held-out loss"), rows)
+    return f"## Earlier runs\n\n{text}.\n\n" + markdown(("run", "workers", "method", "held-out loss"), rows)
 
 
 def not_measured() -> str:
@@ -177,31 +198,60 @@ def not_measured() -> str:
     return flow("- Benches without a recorded run: " + "; ".join(names) + ".") + "\n" if names else ""
 
 
+def everything() -> Known:
+    return Known({**read_results(), **read_earlier(), **read_resnets()})
+
+
+def draw(results: Results) -> dict[str, list[str]]:
+    """The pictures of each topic, as Markdown."""
+    return {
+        "Overlap": [plots.by_workers(results), plots.curves(results)],
+        "1000 times fewer bytes": [
+            plots.passes(results),
+            plots.by_bytes("by_bytes", "12M parameters", points(results, LARGE)),
+            plots.by_bytes("by_bytes_cpu", ".26M parameters, on a CPU", points(results, ON_CPU)),
+        ],
+        "Speed": [plots.utilization(read("overlap_2"))],
+    }
+
+
 def page() -> str:
-    results, older = read_results(), read_earlier()
-    tables = read_tables(results)
-    known = Known({**results, **older, **read_resnets()})
-    pictures = [
-        plots.by_workers(results), plots.curves(results), plots.passes(results),
-        plots.by_bytes("by_bytes", "12M parameters", points(results, LARGE)),
-        plots.by_bytes("by_bytes_cpu", ".26M parameters, on a CPU", points(results, ON_CPU)),
-    ]  # fmt: skip
+    results, known = read_results(), everything()
+    pictures = draw(results)
     parts = [
-        preface(known) + machines(results), claims(known), lessons(known),
-        "## Quality at equal tokens\n", *pictures,
-        *(quality(table, results) for table in tables), KEPT,
-        *(bench.section() for bench in (RESNET, SMALL_RESNET) if not bench.missing),
-        seeds(known, tables), earlier(older),
-        "## Speed\n", *(speed.section() for speed in SPEED if not speed.missing), plots.utilization(read("overlap_2")),
-        NOT_LISTED + not_measured(),
+        text.TITLE, "## In short\n", text.prose(text.IN_SHORT, known),
+        *(topic.section(known, pictures.get(topic.title, [])) for topic in TOPICS),
+        "## Speed\n", text.prose(text.SPEED, known), *pictures["Speed"],
+        "## Set-up\n", text.setup(known), flow(text.ON_A_CPU) + "\n", machines(results),
+        text.NOT_LISTED + not_measured(),
     ]  # fmt: skip
     return "\n".join(parts)
 
 
+def runs_page() -> str:
+    results = read_results()
+    tables = read_tables(results)
+    parts = [
+        "# Every run\n", flow(text.RUNS) + "\n",
+        *(quality(table, results) for table in tables), text.KEPT,
+        *(bench.section() for bench in (RESNET, SMALL_RESNET) if not bench.missing),
+        seeds(everything(), tables), earlier(read_earlier()),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def speed_page() -> str:
+    return "\n".join(["# Speed tables\n", flow(text.SPEEDS) + "\n", *(s.section() for s in SPEED if not s.missing)])
+
+
+PAGES = {"results.md": page, "results/runs.md": runs_page, "results/speed.md": speed_page}
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    PAGE.write_text(page())
-    print(PAGE)
+    for name, write in PAGES.items():
+        (DOCS / name).write_text(write())
+        print(DOCS / name)
 
 
 if __name__ == "__main__":
