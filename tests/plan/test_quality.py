@@ -50,8 +50,11 @@ def test_our_own_numbers_are_the_measured_ones(method, run, base):
 
 
 def test_decoupled_momentum_is_as_measured():
-    gap = 100 * (finished("decoupled_128_consensus") / finished("diloco_128") - 1)
-    assert OVER_DILOCO["decoupled_momentum"] == pytest.approx({4: gap}, abs=0.006)
+    gaps = {
+        m: 100 * (finished(f"{at}decoupled_128_consensus") / finished(f"{at}diloco_128") - 1)
+        for m, at in {2: "m2_", 4: "", 8: "m8_"}.items()
+    }
+    assert OVER_DILOCO["decoupled_momentum"] == pytest.approx(gaps, abs=0.006)
 
 
 def test_ours_are_put_on_top_of_what_was_published_for_diloco():
@@ -61,15 +64,22 @@ def test_ours_are_put_on_top_of_what_was_published_for_diloco():
     assert quality("relay_diloco", 30, 10**9, 16) == quality("relay_diloco", 30, 10**9, 8)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [f"{kind}_diloco" for kind in ("streaming", "eager", "carry", "relay")]
-    + ["diloco", "sparseloco", "decoupled_momentum", "desloc"],
-)
-def test_longer_periods_and_more_workers_never_help(method):
-    costs = [[quality(method, every, 10**9, m).percent for every in (30, 60, 240)] for m in (2, 4)]
-    assert sorted(costs[0]) == costs[0] and sorted(costs[1]) == costs[1]
-    assert all(few <= many for few, many in zip(*costs, strict=True))
+WIDEN = ["diloco", "sparseloco", "desloc", *(f"{kind}_diloco" for kind in ("streaming", "eager", "carry", "relay"))]
+
+
+@pytest.mark.parametrize("method", [*WIDEN, "decoupled_momentum"])
+def test_longer_periods_never_help(method):
+    for workers in (2, 4):
+        costs = [quality(method, every, 10**9, workers).percent for every in (30, 60, 240)]
+        assert costs == sorted(costs)
+
+
+@pytest.mark.parametrize("method", WIDEN)
+def test_more_workers_never_help(method):
+    """Decoupled momentum is not among them: in our runs it lost most with two, where DiLoCo lost least."""
+    for every in (30, 60, 240):
+        costs = [quality(method, every, 10**9, workers).percent for workers in (2, 4, 8)]
+        assert costs == sorted(costs)
 
 
 def test_every_number_has_a_source():

@@ -12,7 +12,7 @@ import thinwire as tw
 from tests.cluster import Cluster
 from tests.processes.test_agreement import outcome_of
 from tests.toy import FRAGMENTS, parameters, replicas, same_bits, sgd, small_model, train
-from thinwire.start import _fingerprint
+from thinwire.start import fingerprint
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -81,9 +81,9 @@ def test_a_trainable_tensor_with_the_same_values_elsewhere_is_made_equal(cluster
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_a_fingerprint_is_of_values_in_their_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).remainder(251).to(dtype)
-    assert _fingerprint(tensor) == _fingerprint(tensor.clone())
+    assert fingerprint(tensor) == fingerprint(tensor.clone())
     if tensor.numel() > 1:
-        assert _fingerprint(tensor) != _fingerprint(tensor.flip(0))
+        assert fingerprint(tensor) != fingerprint(tensor.flip(0))
 
 
 def loaded(rank: int, steps: tuple[int | None, int | None]) -> str:
