@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import arguments_of, begin, ended, metrics, write_text
+from thinwire import methods
 
 plotly = pytest.importorskip("plotly")
 
@@ -70,9 +71,9 @@ def test_the_page_opens_offline_without_a_complaint(compared: Path, thinwire, tm
     page = folder / "report.html"
     dom, complaints = browse(page, tmp_path / "profile")
     assert complaints == []
-    for chart in ("loss", "pareto", "timeline", "drift"):
+    for chart in ("loss", "pareto", "timeline", *pages.DRIFTS):
         assert f'id="{chart}"' in dom
-    assert dom.count('class="main-svg"') >= 4, "every chart was drawn"
+    assert dom.count('class="main-svg"') >= 5, "every chart was drawn"
     for said in ("diloco", "steps</text>", "tokens</text>", "bytes</text>", "[optimizer]", "Perplexity"):
         assert said in dom
     assert "<script src" not in page.read_text(), "a self-contained file; the browser has no network here"
@@ -143,14 +144,20 @@ def test_images_are_counted_as_images(compared: Path, tmp_path: Path) -> None:
     assert "tokens in 12 steps" in pages.write(compared / "diloco").read_text()
 
 
-def test_many_names_stand_beside_the_charts(compared: Path) -> None:
-    """Above them the names ran into the buttons; at the points those of equal bytes lay on each other."""
+def test_many_names_stand_below_the_charts(compared: Path) -> None:
+    """Above them the names ran into the buttons; beside them they left a phone no room for the chart."""
     runs = [pages.Run(f"method {number}", metrics(compared / "diloco"), {}, "") for number in range(12)]
-    for figure in (figures.loss(runs), figures.pareto(runs), figures.drift(runs)):
-        assert figure.layout.legend.x > 1
+    drifts = [figures.drift(runs, key) for key in pages.DRIFTS]
+    for figure in (figures.loss(runs), figures.pareto(runs), *drifts):
+        legend = figure.layout.legend
+        assert (legend.orientation, legend.yref, legend.y, legend.yanchor) == ("h", "container", 0, "bottom")
         named = [trace.name for trace in figure.data if trace.showlegend is not False]
         assert named == [run.label for run in runs]
         assert not [trace for trace in figure.data if trace.text]
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    assert len(set(figures.COLOURS)) == len(figures.COLOURS) >= len(methods.__all__)
 
 
 def test_the_bytes_of_ddp_are_named_where_their_line_is(compared: Path) -> None:

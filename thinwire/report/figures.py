@@ -6,12 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+
+from thinwire import units
 
 if TYPE_CHECKING:
     from thinwire.report.page import Run
 
-COLOURS = ("#3b5bdb", "#f76707", "#0ca678", "#e64980", "#7048e8", "#f59f00", "#1098ad", "#868e96", "#a61e4d", "#5c940d")
+COLOURS = (
+    "#3b5bdb", "#f76707", "#0ca678", "#e64980", "#7048e8", "#f59f00", "#1098ad", "#868e96", "#a61e4d", "#5c940d",
+    "#212529", "#94d82d", "#b197fc", "#795548", "#66d9e8", "#ffa8a8", "#0b7285",
+)  # fmt: skip
 KINDS = {"compute": "#4c6ef5", "waiting for the link": "#fa5252", "exchange hidden behind compute": "#fab005"}
 STEPS = "optimizer steps"
 VISIBLE = 0.01  # of a step: exchanges in memory take less, and are no traffic
@@ -22,9 +26,10 @@ def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     figure.update_layout(
         template="plotly_white",
         height=height,
-        margin={"l": 64, "r": 24, "t": 24, "b": 56},
+        margin={"l": 64, "r": 16, "t": 24, "b": 56},
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#343a40"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        # below the chart, where many names have room on a phone too
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "tracegroupgap": 0},
         hoverlabel={"font": {"family": "system-ui, sans-serif"}},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -33,11 +38,6 @@ def _styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     figure.update_xaxes(gridcolor="#e9ecef", zeroline=False)
     figure.update_yaxes(gridcolor="#e9ecef", zeroline=False)
     return figure
-
-
-def _name_runs_beside(figure: go.Figure) -> None:
-    """Above the chart many names would run into what stands there."""
-    figure.update_layout(legend={"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top"})
 
 
 def smooth(values: list[float], keep: float = 0.9) -> list[float]:
@@ -76,7 +76,6 @@ def loss(runs: list[Run]) -> go.Figure:
             line=bold,
         )
     _styled(figure, 460, hovermode="x unified", yaxis_title="loss", xaxis_title=STEPS)
-    _name_runs_beside(figure)
     figure.update_layout(updatemenus=[_axis_buttons(sources, runs[0].counted)])
     return figure
 
@@ -88,16 +87,20 @@ def _axis_buttons(sources: list[list[Any]], counted: str) -> dict[str, Any]:
         "bytes": ("bytes_sent", "bytes sent per worker"),
         "time": ("seconds", "seconds"),
     }
+    sizes = _byte_ticks([record["bytes_sent"] for records in sources for record in records])
     buttons = []
     for label, (key, title) in axes.items():
         # bytes differ by orders of magnitude between methods; zeros, before the first exchange, have no logarithm
         scale = "log" if key == "bytes_sent" else "linear"
         data = [[record[key] or None for record in records] for records in sources]
+        ticks = {f"xaxis.{name}": value for name, value in sizes.items()}
+        if key != "bytes_sent":
+            ticks["xaxis.tickmode"] = "auto"
         buttons.append(
             {
                 "label": label,
                 "method": "update",
-                "args": [{"x": data}, {"xaxis.title.text": title, "xaxis.type": scale}],
+                "args": [{"x": data}, {"xaxis.title.text": title, "xaxis.type": scale} | ticks],
             }
         )
     return {
@@ -109,6 +112,16 @@ def _axis_buttons(sources: list[list[Any]], counted: str) -> dict[str, Any]:
         "buttons": buttons,
         "showactive": True,
     }
+
+
+def _byte_ticks(sizes: list[int]) -> dict[str, Any]:
+    """Of a log axis: plotly's own ticks between two powers of ten are single digits, without a unit."""
+    known = [size for size in sizes if size] or [1]
+    low, high = min(known) / 1.5, max(known) * 1.5
+    decades = [10**power for power in range(15) if low / 10 < 10**power < high]
+    steps = (1, 2, 5) if len(decades) < 4 else (1,)
+    values = [step * decade for decade in decades for step in steps if low < step * decade < high]
+    return {"tickmode": "array", "tickvals": values, "ticktext": list(map(units.show_size, values))}
 
 
 def pareto(runs: list[Run]) -> go.Figure:
@@ -133,15 +146,13 @@ def pareto(runs: list[Run]) -> go.Figure:
             marker={"color": colour, "size": 14, "line": {"color": "white", "width": 2}},
             showlegend=True,
         )
-    if len(runs) == 1 and runs[0].summary:
-        figure.add_vline(
-            x=runs[0].summary["bytes_ddp"], line={"color": "#adb5bd", "dash": "dash"}, annotation_text="DDP would send"
-        )
+    drawn = [run.summary["bytes_ddp"] for run in runs if len(runs) == 1 and run.summary.get("bytes_ddp")]
+    for ddp in drawn:
+        figure.add_vline(x=ddp, line={"color": "#adb5bd", "dash": "dash"}, annotation_text="DDP would send")
         # a text, unlike a line, is placed on a log axis by its exponent
-        figure.update_annotations(x=math.log10(runs[0].summary["bytes_ddp"]), xanchor="right")
+        figure.update_annotations(x=math.log10(ddp), xanchor="right")
     _styled(figure, 420, xaxis_title="bytes sent per worker (log)", yaxis_title="held-out loss")
-    figure.update_xaxes(type="log")
-    _name_runs_beside(figure)  # not at the points: methods that send the same bytes lie on each other
+    figure.update_xaxes(type="log", **_byte_ticks([*drawn, *(x for trace in figure.data for x in trace.x)]))
     return figure
 
 
@@ -175,8 +186,10 @@ def timeline(runs: list[Run]) -> go.Figure:
         )
     used = {row for entries in bars.values() for row, *_ in entries}
     order = [row for run in runs for row in (run.label, _link_row(run.label)) if row in used]
-    _styled(figure, 130 + 40 * len(order), barmode="overlay", xaxis_title="seconds", bargap=0.3)
+    _styled(figure, 170 + 40 * len(order), barmode="overlay", xaxis_title="seconds", bargap=0.3, showlegend=True)
+    names = ["link" if row not in {run.label for run in runs} else row for row in order]
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], automargin=True)
+    figure.update_yaxes(tickmode="array", tickvals=order, ticktext=names)  # the link's stands under its run's
     return figure
 
 
@@ -207,33 +220,22 @@ def _add_step(bars: Bars, label: str, record: dict[str, Any], origin: float) -> 
         hidden.append((_link_row(label), start + computed - length, length, number))
 
 
-def drift(runs: list[Run]) -> go.Figure | None:
-    """Norm of the pseudo-gradients and the cosine between workers, exchange by exchange."""
-    figure = make_subplots(
-        rows=1, cols=2, subplot_titles=("norm of a worker's message", "mean cosine between two workers")
-    )
-    drawn = False
+def drift(runs: list[Run], key: str) -> go.Figure | None:
+    """`drift_norm` or `drift_cosine`, exchange by exchange; None where no run recorded any."""
+    figure = go.Figure()
     for run, colour in zip(runs, _colours(runs), strict=True):
-        met = [record for record in run.records if "drift_norm" in record]
-        for column, key in enumerate(("drift_norm", "drift_cosine"), start=1):
-            with_key = [record for record in met if key in record]
-            figure.add_scatter(
-                x=_column(with_key, "step"),
-                y=_column(with_key, key),
-                name=run.label,
-                legendgroup=run.label,
-                showlegend=column == 1,
-                mode="lines+markers",
-                line={"color": colour},
-                marker={"size": 4},
-                row=1,
-                col=column,
-            )
-        drawn = drawn or bool(met)
-    _styled(figure, 380)
-    _name_runs_beside(figure)
-    figure.update_xaxes(title_text=STEPS)
-    return figure if drawn else None
+        met = [record for record in run.records if key in record]
+        figure.add_scatter(
+            x=_column(met, "step"),
+            y=_column(met, key),
+            name=run.label,
+            showlegend=bool(met),
+            mode="lines+markers",
+            line={"color": colour},
+            marker={"size": 4},
+        )
+    _styled(figure, 360, xaxis_title=STEPS)
+    return figure if any(trace.x for trace in figure.data) else None
 
 
 def _colours(runs: list[Run]) -> list[str]:

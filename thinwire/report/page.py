@@ -13,7 +13,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from thinwire import units
-from thinwire.report import figures, metrics
+from thinwire.report import figures, metrics, words
 from thinwire.train.errors import UserError
 
 
@@ -80,7 +80,7 @@ def _write(folder: Path, runs: list[Run], kind: str) -> Path:
         loss="".join(map(_divergence, runs)) + _chart("loss", figures.loss(runs)),
         pareto=_chart("pareto", figures.pareto(runs)),
         timeline=_chart("timeline", figures.timeline(runs)),
-        drift=_chart("drift", figures.drift(runs)),
+        drift=_drift(runs),
         table=_table(runs),
         config="".join(_config(run) for run in runs),
     )
@@ -91,13 +91,23 @@ def _write(folder: Path, runs: list[Run], kind: str) -> Path:
 
 def _chart(name: str, figure: Any) -> str:
     """A placeholder and the call that draws into it; the library itself is in the page once."""
-    if figure is None:
-        return '<p class="none">Nothing to show: no exchange of drifts was recorded.</p>'
     return str(
         figure.to_html(
             full_html=False, include_plotlyjs=False, div_id=name, config={"displayModeBar": False, "responsive": True}
         )
     )
+
+
+_NO_DRIFT = '<p class="none">Nothing to show: no exchange of drifts was recorded.</p>'
+DRIFTS = {"drift_norm": "norm of a worker's message", "drift_cosine": "mean cosine between two workers"}
+
+
+def _drift(runs: list[Run]) -> str:
+    """Two charts that stand side by side where there is room."""
+    drawn = {key: figures.drift(runs, key) for key in DRIFTS}
+    charts = (f"<div><h3>{DRIFTS[key]}</h3>{_chart(key, figure)}</div>" for key, figure in drawn.items() if figure)
+    found = "".join(charts)
+    return f'<div class="pair">{found}</div>' if found else _NO_DRIFT
 
 
 def _divergence(run: Run) -> str:
@@ -120,19 +130,24 @@ def _cards(runs: list[Run]) -> str:
     first = done[0].summary
     sent, ddp = least.summary["bytes_sent"], least.summary["bytes_ddp"]
     loss = "held-out loss" if best.summary.get("held_out", True) else "training loss"
+    several = len(done) > 1
+    best_note = best.label if several else "exported weights"
     return "".join(
         [
-            _card(loss, f"{best.summary['loss']:.4f}", best.label if len(done) > 1 else "exported weights"),
-            _card("bytes sent per worker", units.show_size(sent), least.label),
-            _card(
-                "less than DDP",
-                f"{ddp / sent:.4g}x" if sent else "-",
-                f"DDP sends {units.show_size(first['bytes_ddp'])}",
-            ),
-            _card("model", units.show_count(first["parameters"]), f"parameters, {first['workers']} workers"),
+            _card(f"lowest {loss}" if several else loss, f"{best.summary['loss']:.4f}", best_note),
+            _card("fewest bytes sent" if several else "bytes sent per worker", units.show_size(sent), least.label),
+            _beside_ddp(sent, ddp),
+            _card("model", units.show_count(first["parameters"]), f"parameters, {words.workers(first['workers'])}"),
             _card("data", units.show_count(first["tokens"]), f"{done[0].counted} in {first['steps']} steps"),
         ]
     )
+
+
+def _beside_ddp(sent: float, ddp: float) -> str:
+    """The number alone is large: `11.1x`, under "fewer than DDP"."""
+    factor, times, word = words.against_ddp(sent, ddp).partition("x ")
+    label, value = (f"{word} than DDP", f"{factor}x") if times else ("beside DDP", factor)
+    return _card(label, value, f"DDP sends {units.show_size(ddp)}")
 
 
 def _card(label: str, value: str, note: str) -> str:
@@ -166,9 +181,9 @@ def _row(run: Run) -> str:
     cells = [
         run.label,
         f"{summary.get('loss', last['loss']):.4f}" + ("" if summary.get("held_out", bool(summary)) else " (training)"),
-        f"{summary['perplexity']:.3f}" if summary else "-",
+        words.perplexity(summary["perplexity"]) if summary else "-",
         units.show_size(sent),
-        f"{ddp / sent:.4g}x less" if ddp and sent else "-",
+        words.against_ddp(sent, ddp) if summary else "-",
         units.show_size(last["wire_sent"]),
         f"{last['waited_share']:.1%}",
         units.show_count(last["tokens_per_second"]),

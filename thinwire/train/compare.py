@@ -12,6 +12,7 @@ import torch
 
 import thinwire as tw
 from thinwire import units
+from thinwire.report import words
 from thinwire.train import checkpoint, data, launch, models, optimizers
 from thinwire.train import config as configs
 from thinwire.train.config import Config
@@ -103,12 +104,12 @@ def _one(label: str, config: Config, folder: Path) -> dict[str, Any]:
 
 
 def _show(results: list[dict[str, Any]], folder: Path) -> None:
-    print(f"{'method':<22}{'loss':>9}{'perplexity':>12}{'bytes sent':>12}{'vs DDP':>10}{'time':>10}")
+    print(f"{'method':<22}{'loss':>9}{'perplexity':>12}{'bytes sent':>12}{'than DDP':>14}{'time':>10}")
     for result in results:
         size, time = units.show_size(result["bytes_sent"]), units.show_duration(result["seconds"])
         print(
-            f"{result['label']:<22}{result['loss']:>9.4f}{result['perplexity']:>12.3f}{size:>12}"
-            f"{result['bytes_vs_ddp']:>10.4f}{time:>10}"
+            f"{result['label']:<22}{result['loss']:>9.4f}{words.perplexity(result['perplexity']):>12}{size:>12}"
+            f"{words.against_ddp(result['bytes_sent'], result['bytes_ddp']):>14}{time:>10}"
         )
     print(f"\nruns    {folder}")
     try:

@@ -7,6 +7,7 @@ import sys
 from typing import Protocol
 
 from thinwire import units
+from thinwire.report import words
 from thinwire.report.metrics import Record
 
 
@@ -92,7 +93,7 @@ def describe(record: Record, pace: list[dict[str, float]], held: float) -> str:
     parts.append(f"{units.show_count(record['tokens_per_second'])} tokens/s")
     parts.append(f"sent {units.show_size(record['bytes_sent'])}")
     parts.append(f"waiting {record['waited_share']:.0%}")
-    parts.append("ALONE" if record.get("alone") and record["workers"] == 1 else f"{record['workers']} workers")
+    parts.append("ALONE" if record.get("alone") and record["workers"] == 1 else words.workers(record["workers"]))
     return " · ".join(parts + _who_waits(pace))
 
 
