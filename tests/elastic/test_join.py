@@ -65,6 +65,15 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out + errors
 
 
+def counts_what_the_fleet_did(stayed: Path, came: Path) -> None:
+    """Tokens are all workers', as many as there were at each step; bytes are compared over a worker's own steps."""
+    mine, theirs = ({row["step"]: row["tokens"] for row in records(folder)} for folder in (stayed, came))
+    assert all(mine[step] == tokens for step, tokens in theirs.items() if step in mine)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (stayed, came)]
+    ddp = [summary["bytes_ddp"] / summary["steps"] for summary in summaries]
+    assert ddp[1] < ddp[0] and summaries[0]["tokens"] == summaries[1]["tokens"]
+
+
 def model(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
@@ -95,6 +104,7 @@ def test_two_join_one_dies_and_comes_back_from_its_disk(coordinator: Coordinator
     rows = records(b)
     assert rows[-1]["step"] == 400 and all(x["step"] < y["step"] for x, y in zip(rows, rows[1:], strict=False))
     assert {"committed", "lost", "alone"} <= set(rows[-1])
+    counts_what_the_fleet_did(a, b)
     assert "--connect" not in said
     late = ended(join(coordinator, tmp_path / "late", *every, steps=400))
     assert "is finished" in late and "joined" not in late and records(tmp_path / "late") == []
@@ -156,3 +166,4 @@ def test_a_worker_without_its_disk_is_healed_and_settings_must_agree(coordinator
     assert rows[0]["step"] > 20, "a joiner's step is the fleet's"
     assert model(tmp_path / "a") == model(tmp_path / "b")
     assert any(row["alone"] for row in records(tmp_path / "a")), "rounds made alone are in the metrics"
+    counts_what_the_fleet_did(tmp_path / "a", tmp_path / "b")

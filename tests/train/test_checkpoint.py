@@ -24,11 +24,12 @@ from thinwire.train.run import Order, PeerGone
 
 
 def configured(folder: Path, **more: Any) -> Config:
-    """A tiny run of 10 steps and two checkpoints; `train__keep=1` is `train.keep=1`."""
+    """A tiny run of 10 steps and two checkpoints; `train__keep=1` is `train.keep=1`, and None leaves a key out."""
     config = Config(workers=2, steps=10)
     pairs = TINY | {"data.files": str(write_text(folder))} | {key.replace("__", "."): more[key] for key in more}
     for key, value in sorted(pairs.items(), key=lambda pair: pair[0] != "method.name"):
-        configs.override(config, f"{key}={value}")
+        if value is not None:
+            configs.override(config, f"{key}={value}")
     return config
 
 
@@ -63,6 +64,25 @@ def test_a_peer_lost_while_the_run_finishes_leaves_the_last_checkpoint_as_it_was
         patched.setattr(run, "summarise", lost)
         train(configured(tmp_path, **method), tmp_path / "run")
     assert manifests(tmp_path / "run", 11) == manifests(whole, 11)
+    resume(tmp_path / "run")
+    same_run(whole, tmp_path / "run")
+
+
+def test_a_step_whose_gradients_did_not_meet_is_taken_with_the_same_batches_by_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"method__name": "ddp", "method__every": None}
+    whole = train(configured(tmp_path, **method), tmp_path / "whole")
+    step = tw.Fleet.step
+
+    def lost(fleet: tw.Fleet) -> None:
+        if fleet.steps == 6:
+            raise tw.PeerLost("worker 1 is gone", [1])
+        step(fleet)
+
+    with monkeypatch.context() as patched, pytest.raises(PeerGone, match="after step 6: .*checkpoint-000006"):
+        patched.setattr(tw.Fleet, "step", lost)
+        train(configured(tmp_path, **method), tmp_path / "run")
     resume(tmp_path / "run")
     same_run(whole, tmp_path / "run")
 

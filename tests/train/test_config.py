@@ -74,6 +74,7 @@ def test_a_value_is_never_run_as_code(text: str) -> None:
         ("optimizer.lr=inf", "finite"),
         ("optimizer.betas=0.9", "2 numbers"),
         ("optimizer.betas=[0.9, 0.95, 0.99]", "2 numbers"),
+        ("optimizer.betas=[0.9, 1.5]", "below 1"),
         ("data.holdout=1", "below 1"),
         ("data.holdout=1.5", "below 1"),
         ("seed=99999999999", "below"),

@@ -8,6 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from thinwire.train import place
+from thinwire.train.config import Config, Train
+from thinwire.train.errors import UserError
 
 
 @pytest.fixture
@@ -33,3 +35,8 @@ def test_who_waits_says_once_for_whom_and_where(told) -> None:
 
 def test_who_waits_a_moment_says_nothing(told) -> None:
     assert told(late=0.0) == ""
+
+
+def test_processes_inside_a_worker_need_several_processes() -> None:
+    with pytest.raises(UserError, match="start it with torchrun"):
+        place.alone(Config(train=Train(inside="fsdp")))

@@ -78,7 +78,7 @@ class Data:
 class Optimizer:
     name: str = _key("adamw", "adamw, adopt, muon or sgd", choices=("adamw", "adopt", "muon", "sgd"))
     lr: float = _key(3e-3, "peak learning rate", least=0)
-    betas: list[float] = _key([0.9, 0.95], "decay of the first and of the second moment")
+    betas: list[float] = _key([0.9, 0.95], "decay of the first and of the second moment", least=0, below=1)
     eps: float = _key(1e-8, "added to the root of the second moment", least=0)
     weight_decay: float = _key(0.1, "decoupled weight decay, on matrices only", least=0)
     momentum: float = _key(0.0, "sgd: momentum (muon takes 0.95 where this is 0)", least=0)
@@ -194,7 +194,8 @@ def full_name(key: str, config: Config) -> str:
         return key if key in found else found[0]
     if found:
         raise UserError(f"config key {key!r} is in several sections: write one of {', '.join(found)}")
-    raise UserError(f"unknown config key {key!r}: {nearest(key, known)}")
+    hint = nearest(key, known, otherwise="thinwire train --print-config lists them")
+    raise UserError(f"unknown config key {key!r}: {hint}")
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -204,8 +205,9 @@ def _checked(key: str, value: Any) -> Any:
     value = convert(key, value, kind)
     if meta["choices"] and value not in meta["choices"]:
         raise UserError(f"{key} = {value!r}: {nearest(str(value), meta['choices'])}")
-    if kind in (int, float):
-        _check_range(key, value, meta["least"], meta["below"])
+    if kind in (int, float, list[float]):
+        for number in value if isinstance(value, list) else [value]:
+            _check_range(key, number, meta["least"], meta["below"])
     if isinstance(value, list) and kind == list[float] and len(value) != len(_get(Config(), key)):
         raise UserError(f"{key} = {value}: must be {len(_get(Config(), key))} numbers")
     return value

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.report import words
 from thinwire.train.config import LARGEST_VOCABULARY, Config
 from thinwire.train.config import Data as DataConfig
 from thinwire.train.errors import UserError
@@ -75,7 +76,8 @@ class Shard:
     def __init__(self, examples: Examples, worker: int, workers: int, seed: int) -> None:
         if len(examples) < workers:
             raise UserError(
-                f"the data has {len(examples)} examples for {workers} workers: use more data or a shorter context"
+                f"the data has {len(examples)} examples for {words.workers(workers)}: "
+                "use more data or a shorter context"
             )
         self.examples, self.worker, self.workers = examples, worker, workers
         self.seed = self.first_seed = seed
@@ -87,6 +89,10 @@ class Shard:
         indices = [self._index(first + (self.taken + i) * self.workers) for i in range(count)]
         self.taken += count
         return self.examples.take(indices)
+
+    def give_back(self, count: int) -> None:
+        """The last examples led to nothing: they come next again."""
+        self.taken -= count
 
     def _index(self, position: int) -> int:
         epoch, at = divmod(position, len(self.examples))

@@ -11,11 +11,11 @@ class UserError(ValueError):
     """Bad input: one line that says what to do. The command line prints it and exits with status 2."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt word: the closest known one, else all of them."""
+def nearest(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A hint for a misspelt word: the closest known one, else all of them, or what is said instead of very many."""
     options = sorted(known)
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options)}"
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"known: {', '.join(options)}"
 
 
 def file_line(error: OSError) -> str:

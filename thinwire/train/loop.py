@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import thinwire as tw
+from thinwire.report import words
 from thinwire.report.metrics import Record
 from thinwire.train import optimizers
 from thinwire.train.config import Config, shared
@@ -26,7 +27,9 @@ class Trainer:
 
     def __init__(self, config: Config, place: Place, data: Dataset, team: Team, work: Work) -> None:
         self.config, self.place, self.data, self.team, self.work = config, place, data, team, work
-        self.step = self.bytes_before = self.tokens_before = self.noted = 0
+        self.step = self.bytes_before = self.noted = 0
+        self.tokens = self.tokens_here = 0  # of all workers: since the run began, and since this process did
+        self.own_steps = 0  # that this worker took itself; an elastic one may have come late, or have been away
         train = config.train
         self.examples_per_step = sum(place.notes.exchange(train.batch * train.accumulate * len(place.hosted)))
         self.seconds_before = self.waited = self.hidden = 0.0
@@ -63,15 +66,15 @@ class Trainer:
         transport, shard = self.place.transport, self.team.shards[0]
         transport.aloud = say
         transport.carry("data", shard.state_dict, shard.load_state_dict)
-        transport.carry("tokens", lambda: self.tokens_before, self._take_tokens)
+        transport.carry("tokens", lambda: self.tokens, self._take_tokens)
         with as_user_error():
             self.fleet.begin()
         shard.take_place(transport.slot)
         self.step = self.fleet.steps
-        say(f"joined {transport.coordinator} as {transport.id}: {self.fleet.workers} workers, step {self.step}")
+        say(f"joined {transport.coordinator} as {transport.id}: {words.workers(self.fleet.workers)}, step {self.step}")
 
     def _take_tokens(self, tokens: int) -> None:
-        self.tokens_before = tokens
+        self.tokens = tokens
 
     def steps_taken(self) -> int:
         """The last step that the optimizers took, also after an exchange behind it was lost."""
@@ -95,7 +98,7 @@ class Trainer:
         for replica in self.team.replicas:
             optimizers.set_lr(replica.optimizers, factor, self.config.optimizer.lr)
         losses = self.work.run(step)
-        self._fleet_step(first=self.step == self.start_step)
+        self._exchange(step)
         self.step = step
         if self.place.elastic:  # it may have been healed, and its share of the data be another's by now
             self.step = self.fleet.steps
@@ -106,6 +109,18 @@ class Trainer:
         self.last = record
         return record, losses
 
+    def _exchange(self, step: int) -> None:
+        before = self.tokens, self.tokens_here, self.own_steps
+        self._count()  # before the exchange, which may bring newcomers: they are handed the count
+        try:
+            self._fleet_step(first=self.step == self.start_step)
+        except tw.PeerLost:
+            if self.steps_taken() < step:  # gradients did not meet: a resume takes this step, with the same batches
+                self.tokens, self.tokens_here, self.own_steps = before
+                for shard in self.team.shards:
+                    shard.give_back(self.config.train.batch * self.config.train.accumulate)
+            raise
+
     def _fleet_step(self, first: bool) -> None:
         if first:  # here the workers compare what they are: what differs is the user's to mend
             with as_user_error():
@@ -113,6 +128,13 @@ class Trainer:
         else:
             self.fleet.step()
         self.fleet.zero_grad()
+
+    def _count(self) -> None:
+        """Step by step, as an elastic fleet grows and shrinks; its others are taken to have batches like this one."""
+        tokens = self.tokens_per_step * (self.fleet.workers if self.place.elastic else 1)
+        self.tokens += tokens
+        self.tokens_here += tokens
+        self.own_steps += 1
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -134,14 +156,13 @@ class Trainer:
 
     def _record(self, factor: float, whole: float) -> Record:
         seconds = time.perf_counter() - self.started
-        tokens = self.tokens_per_step * (self.step - self.start_step)
         record = {
             "step": self.step,
             "lr": factor * self.config.optimizer.lr,
-            "tokens": self.tokens_before + tokens,
+            "tokens": self.tokens,
             "seconds": self.seconds_before + seconds,
             "step_seconds": whole,
-            "tokens_per_second": tokens / seconds,
+            "tokens_per_second": self.tokens_here / seconds,
         }
         return record | self.sent() | self._link(whole, seconds) | self._events() | self._membership()
 
@@ -185,5 +206,5 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (or images) that all workers use in one step; each may have a batch of its own."""
+        """Tokens (or images) that the workers of all processes use in one step; each may have a batch of its own."""
         return self.examples_per_step * (1 if self.data.channels else self.config.model.context)

@@ -74,6 +74,9 @@ def device_of(config: Config, local: int = 0) -> torch.device:
 
 def alone(config: Config) -> Place:
     """All workers in this process; the exchange is a loop in memory."""
+    inside = config.train.inside
+    if inside != "none":
+        raise UserError(f"train.inside = {inside!r} is for workers of several processes: start it with torchrun")
     return Place(list(range(config.workers)), device_of(config), tw.Local())
 
 

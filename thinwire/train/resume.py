@@ -70,6 +70,8 @@ class Keeper:
             "method": self._method(),
             "bytes_before": trainer.bytes_before,
             "bytes": trainer.bytes_before + trainer.fleet.bytes_sent,
+            "tokens": trainer.tokens,
+            "own_steps": trainer.own_steps,
         }
         described = export_config(replica.module)
         files: checkpoint.Files = {"model.safetensors": weights.named(replica.module), "state.pt": state}
@@ -151,6 +153,7 @@ class Keeper:
     def _open_fleet(self, trainer: Trainer, state: dict[str, Any], fleets: list[dict[str, Any]]) -> None:
         stored = state["method"]
         trainer.bytes_before = state["bytes_before"]
+        _take_counts(trainer, state)
         trainer.open_fleet(stored)
         trainer.fleet.load_state_dict({key: value for fleet in fleets for key, value in fleet.items()})
         if stored != self._method():
@@ -169,6 +172,7 @@ class Keeper:
         for index in range(len(self.parts)):
             self._load_worker(trainer, index, merged)
         trainer.bytes_before = merged["state.pt"]["bytes"]
+        _take_counts(trainer, merged["state.pt"])
         trainer.open_fleet(self.config.method)
 
     def _mean_state(self, step: int) -> checkpoint.Files:
@@ -183,6 +187,12 @@ class Keeper:
         self.talk.say(f"{what}: parameters are equal on all workers now")
         self.talk.say(f"{what}: optimizer moments are the mean of the parts on this disk")
         self.talk.say(f"{what}: residuals and outer momentum start anew")
+
+
+def _take_counts(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Older checkpoints lack them: there all workers took every step."""
+    trainer.tokens = state.get("tokens", trainer.tokens_per_step * trainer.step)
+    trainer.own_steps = state.get("own_steps", trainer.step)
 
 
 def _of_worker(fleet: dict[str, Any], worker: int) -> dict[str, Any]:

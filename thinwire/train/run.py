@@ -233,7 +233,7 @@ def _sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
     config = trainer.config
     last = metrics.cut_after(folder / "metrics.jsonl", trainer.step)
     if last:
-        trainer.last, trainer.seconds_before, trainer.tokens_before = last, last["seconds"], last["tokens"]
+        trainer.last, trainer.seconds_before = last, last["seconds"]
         # a fleet that was opened anew (another number of workers) counts from zero
         trainer.wire_before = {key: max(0, last[key] - getattr(trainer.fleet, key)) for key in trainer.wire_before}
     (folder / "summary.json").unlink(missing_ok=True)  # of an earlier end, if this run goes on
