@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from thinwire.live import Live
-from thinwire.rule import Nesterov, Reduced, Rule, Scope, State, _get
+from thinwire.rule import Nesterov, Reduced, Rule, Scope, State
+from thinwire.rule.state import buffer
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Forecast(Rule):
         return True
 
     def send(self, x: Live, state: State, scope: Scope) -> torch.Tensor:
-        return x.drift(_get(state, "anchor")).add_(_get(state, "offset"))
+        return x.drift(buffer(state, "anchor")).add_(buffer(state, "offset"))
 
     def recv(self, x: Live, state: State, answer: Reduced, scope: Scope) -> None:
-        anchor, offset = _get(state, "anchor"), _get(state, "offset")
+        anchor, offset = buffer(state, "anchor"), buffer(state, "offset")
         if answer.sick or answer.own is None:
             progress = torch.zeros_like(anchor)
         else:

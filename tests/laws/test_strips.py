@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire import rule
 from thinwire.codec import base
 from thinwire.header import checksum
 from thinwire.live import Live
+from thinwire.rule import reduced, state
 
 from .entries import ENTRIES, fleet_of, same, snapshot, train
 
@@ -18,8 +18,8 @@ CUTS = (2, 6, 64)  # values; even, since a checksum is of words of two
 
 
 def cut_at(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "STRIP", values)
-    monkeypatch.setattr(rule, "STRIP", values)
+    for module in (base, reduced, state):
+        monkeypatch.setattr(module, "STRIP", values)
 
 
 @pytest.mark.parametrize("values", CUTS)
