@@ -96,13 +96,13 @@ def fewer_bytes(name: str, ddp: str, at_least: float) -> Test:
 
 
 def between_the_periods(name: str, prefix: str = "") -> Test:
-    """At least 16x fewer bytes than DiLoCo at H = 128, with a loss between its own at 128 and at 512."""
+    """At least 16x fewer bytes than DiLoCo at H = 128, with a loss between its own at 128 and at 512, or better."""
 
     def test(known: Known) -> Verdict:
         ratio = known.bytes(f"{prefix}diloco 128") / known.bytes(prefix + name)
         losses = [known.loss(prefix + run) for run in ("diloco 128", name, "diloco 512")]
         numbers = f"{ratio:.0f}x fewer bytes; 128, it, 512: " + ", ".join(f"{loss:.3f}" for loss in losses)
-        return "holds" if ratio >= 16 and losses == sorted(losses) else "does not hold", numbers
+        return "holds" if ratio >= 16 and max(losses) == losses[2] else "does not hold", numbers
 
     return test
 
@@ -224,9 +224,13 @@ OVERLAP = [
 ]  # fmt: skip
 
 DECOUPLED = [
-    *_decoupled("", {2: ("consensus", "mean", "paper"), 4: ("consensus", "mean"), 8: ("consensus", "mean")}),
+    *_decoupled("", {
+        2: ("consensus", "consensus, 256", "mean", "paper"),
+        4: ("consensus", "consensus, 256", "mean", "mean, 256"),
+        8: ("consensus", "consensus, 256", "mean"),
+    }),
     *_resnets("resnet", "ResNet"),
-]
+]  # fmt: skip
 
 COMPOSED = [
     Claim("goal: within 1% of DDP at 1000x fewer bytes, M = 4, 25M tokens, AdamW",
