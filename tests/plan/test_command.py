@@ -2,12 +2,18 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from thinwire.cli import app
 from thinwire.plan.__main__ import main
+from thinwire.plan.advisor import settings
+from thinwire.train.config import load
+from thinwire.train.methods import resolved_method
 
 ASK = ["--params", "120e6", "--layers", "12", "--step-time", "1.2", "--workers", "4", "--latency", "30ms"]
 LINE = ["--bandwidth", "100Mbit"]
@@ -53,7 +59,7 @@ def test_rows_as_json_and_nothing_else():
 
 def test_an_answer_in_words_ends_with_a_command(ask):
     text = ask(*ASK, "--bandwidth", "40Mbit/200Mbit", "--gpu-memory", "80GB", "--ram", "1TB", "--mtbf", "12h")
-    assert "Recommended: " in text and text.rstrip().splitlines()[-1].strip().startswith("thinwire train --method ")
+    assert "Recommended: " in text and text.rstrip().splitlines()[-1].strip().startswith("thinwire train CONFIG.toml ")
     assert "arXiv" in text and "Goodput" in text
 
 
@@ -69,13 +75,22 @@ def on_terminal(ask, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("columns", [60, 80, 160])
+@pytest.mark.parametrize("columns", [40, 60, 80, 160])
 def test_the_table_fits_the_terminal_and_cuts_nothing(on_terminal, columns):
     lines = on_terminal(columns, *ASK, *LINE, "--mtbf", "12h")
     table = [line for line in lines if line[:1] in "┃│┏└"]
     assert table and max(map(len, table)) <= columns and "…" not in "".join(lines)
     assert any(re.match(r"│ decoupled_momentum │ .* \d+\.\d% │$", line) for line in table), "its name and its loss"
     assert any(line.startswith("Left out") for line in lines) == (columns < 160)
+
+
+@pytest.mark.parametrize(("columns", "kinds"), [(40, 1), (50, 2), (60, 3)])
+def test_goodput_of_a_narrow_terminal_leaves_kinds_of_round_out(on_terminal, columns, kinds):
+    lines = on_terminal(columns, *ASK, *LINE, "--mtbf", "12h")
+    goodput = lines[lines.index("Goodput under failures and stragglers, by kind of round") :]
+    ddp = next(line for line in goodput if line.startswith("│ ddp"))
+    assert len(re.findall(r" \d+\.\d% │", ddp)) == kinds
+    assert ("Left out, as the terminal is narrow: eager, quorum." in goodput) == (columns == 40)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 160])
@@ -108,6 +123,19 @@ def test_unequal_machines_are_told_their_batches(ask):
     assert "worker 3: 364" in text
 
 
+def test_unequal_machines_are_named_as_what_keeps_them_from_being_busy(ask):
+    line = ["--params", "350M", "--layers", "24", "--bandwidth", "1000Gbit", "--workers", "2"]
+    text = ask(*line, "--step-time", "1.2s,0.8s")
+    assert "Recommended: ddp" in text
+    assert "% busy (their unequal steps allow 83%: take the batches above)" in text and "nothing here" not in text
+
+
+@pytest.mark.parametrize(("steps", "goal"), [("1s", "90%"), ("1.2s,0.8s", "90% of the 83% that unequal steps allow")])
+def test_a_line_too_thin_for_every_method_is_named(ask, steps, goal):
+    line = ["--params", "7e9", "--layers", "24", "--bandwidth", "100kbit", "--workers", "2"]
+    assert f"(nothing here reaches {goal} on this line)" in ask(*line, "--step-time", steps)
+
+
 def test_the_same_under_the_main_command():
     done = run("plan", *ASK, *LINE, "--json", program=("-m", "thinwire"))
     assert json.loads(done.stdout)
@@ -133,6 +161,70 @@ def test_a_run_directory(tmp_path, ask):
     ddp = next(row for row in rows if row["method"] == "ddp")
     assert ddp["seconds"] == pytest.approx(1000 * 0.25 / ddp["utilization"])
     assert ddp["bytes_per_step"] == 4_000_000
+
+
+MODEL = "[model]\nlayers = 24\nwidth = 16\nheads = 1\nhidden = 16\ncontext = 16\n"
+
+
+def trained(command, folder):
+    """The config of a run that a command of the planner's starts, kept to one step."""
+    words = shlex.split(command)
+    assert words[0] == "thinwire"
+    few = ["--steps", "1", "--set", "train.eval_batches=1", "--set", "train.batch=1", "--set", "logging.report=false"]
+    run(*words[1:], *few, "--out", str(folder), program=("-m", "thinwire"))
+    return (folder / "config.toml").read_text()
+
+
+def test_the_command_trains_the_planned_model(tmp_path, ask):
+    (tmp_path / "my model.toml").write_text(MODEL)
+    model = ["--params", "350M", "--layers", "24", "--step-time", ".5s", "--workers", "2"]
+    command = ask(*model, "--bandwidth", "10Gbit").splitlines()[-1].strip()
+    assert command.startswith("thinwire train CONFIG.toml --method streaming_diloco")
+    config = trained(command.replace("CONFIG.toml", shlex.quote(str(tmp_path / "my model.toml"))), tmp_path / "run")
+    assert "fragments = 8" in config and "layers = 24" in config
+
+
+def test_the_commands_of_a_run_name_its_model_and_the_planned_methods(tmp_path, ask):
+    """Not what the run's own method left in the config: a delay of 0, which streaming has as well."""
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    method = '[method]\nname = "desloc"\nevery = 4\ndelay = 0\n'
+    (folder / "config.toml").write_text(f"parameters = 1_000_000\nworkers = 2\n{method}{MODEL}")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "compute_seconds": 0.1}\n')
+    rows = {row["method"]: row for row in json.loads(ask("--run", str(folder), *LINE, "--json"))}
+    for setting in settings(layers=24):
+        command = rows[setting["name"]]["command"]
+        assert command.startswith(f"thinwire train '{folder}/config.toml' --method {setting['name']} ")
+        printed = CliRunner().invoke(app, [*shlex.split(command)[1:], "--print-config"]).output
+        (tmp_path / "printed.toml").write_text(printed)
+        config = load(tmp_path / "printed.toml")
+        planned = {key: value for key, value in resolved_method(setting).items() if value is not None}
+        assert resolved_method(config.method).items() >= planned.items() and config.model.layers == 24
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        (["--params", "1e6"], True),
+        (["--step-time", "2s"], True),
+        (["--params", "7e9"], False),
+        (["--layers", "8"], False),
+    ],
+)
+def test_another_model_than_the_runs_is_not_in_its_config(tmp_path, ask, told, same):
+    (tmp_path / "config.toml").write_text("parameters = 1_000_000\nworkers = 2\n[model]\nlayers = 4\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "compute_seconds": 0.1}\n')
+    command = json.loads(ask("--run", str(tmp_path), *LINE, "--json", *told))[0]["command"]
+    assert (f"{tmp_path}/config.toml" in command) == same
+    assert command.startswith("thinwire train CONFIG.toml ") != same
+
+
+def test_the_order_of_the_lines_is_no_matter(ask):
+    order = ["1Gbit", "100Mbit/1Gbit", "1Gbit/100Mbit", "10Mbit"]
+    there, back = (
+        ask(*ASK, "--bandwidth", ",".join(lines), "--mtbf", "30min", "--json") for lines in (order, order[::-1])
+    )
+    assert json.loads(there) == json.loads(back)
 
 
 @pytest.mark.parametrize(

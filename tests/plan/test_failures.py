@@ -53,6 +53,20 @@ def test_slow_workers_hold_up_all_but_a_quorum():
     assert goodput("quorum", fleet, CALM) > QUORUM * 0.95
 
 
+@pytest.mark.parametrize("kind", ["synchronous", "eager"])
+@pytest.mark.parametrize(("workers", "share"), [(8, 0.05), (2, 0.01), (50, 0.03)])
+def test_a_share_below_one_worker_is_slow_in_some_rounds(kind, workers, share):
+    """5% of 8 workers: one of them is slow in 40% of the rounds, which then take twice as long."""
+    fleet = Fleet(workers, phase=36, exchange=0, every=10**8, slow=share, slowdown=2)
+    rounds_slow = min(1.0, workers * share)
+    assert goodput(kind, fleet, CALM, rounds=8000) == pytest.approx(1 / (1 + rounds_slow), abs=0.01)
+
+
+def test_whole_workers_are_always_the_same_ones():
+    fleet = Fleet(7, phase=36, exchange=0, slow=3 / 7, slowdown=2)
+    assert all(fleet.speeds(luck).tolist() == [2, 2, 2, 1, 1, 1, 1] for luck in (1e-9, 0.5, 1 - 1e-9))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_fewer_deaths_never_hurt(kind):
     fleet = Fleet(200, phase=36, exchange=5, every=30)

@@ -128,6 +128,36 @@ def test_a_plenty_line_is_given_ddp_and_a_thin_one_less_talk():
     assert thin.method != "ddp" and thin.utilization >= 0.9
 
 
+@pytest.mark.parametrize("steps", [(1.2, 0.8), (0.5, 2.0)])
+def test_unequal_machines_are_given_the_least_loss_too(steps):
+    """As machines all as slow as the slowest are; no method makes the fast ones busier."""
+    links = (Link(1e11, 1e11),)
+    unequal = Advisor(site(step_times=steps, links=links), 10**9).recommend()
+    equal = Advisor(site(step_times=(max(steps),) * 2, links=links), 10**9).recommend()
+    assert unequal.utilization == pytest.approx(equal.utilization * sum(steps) / 2 / max(steps))
+    assert (unequal.method, unequal.every) == (equal.method, equal.every) == ("ddp", 1)
+    assert unequal.seconds == pytest.approx(equal.seconds)
+
+
+def test_a_replacement_is_healed_over_its_own_line_which_may_be_the_slowest():
+    trouble = Trouble(mtbf=1800.0)
+    mixed = site(step_times=(0.5, 0.5), links=(Link(1e8, 1e8), Link(1e6, 1e6)))
+    slow = site(step_times=(0.5, 0.5), links=(Link(1e6, 1e6),))
+    goodputs = [Advisor(where, 10**9, trouble=trouble).assess(SETTINGS["diloco"]).goodput for where in (mixed, slow)]
+    assert goodputs[0] == goodputs[1]
+
+
+def test_curves_pass_through_the_table_where_the_slowest_line_is():
+    """Unequal lines keep their proportions; at another rate the whole site is faster or slower."""
+    lines = (Link(1e7, 2e7), Link(1e6, 5e5), Link(1e8, 1e8), Link(1e7, 1e7))
+    advisor = Advisor(site(links=lines), 10**9)
+    assert advisor.site.slowest_up == 1e6
+    curves = advisor.curves(np.array([1e6, 1e7]))
+    tenfold = Advisor(site(links=tuple(Link(10 * line.up, 10 * line.down) for line in lines)), 10**9)
+    for row, faster in zip(advisor.table(), tenfold.table(), strict=True):
+        assert curves[f"{row.method} every {row.every}"] == pytest.approx([row.utilization, faster.utilization])
+
+
 def test_what_does_not_fit_is_refused_or_put_on_the_host():
     plain = 16 * PARAMETERS
     none = Advisor(site(), 10**9, Limits(device=plain - 1))

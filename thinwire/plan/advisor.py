@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +16,11 @@ from thinwire.plan import failures
 from thinwire.plan.method import Sketch, round_seconds, utilization
 from thinwire.plan.quality import quality
 from thinwire.plan.timeline import Array, Compute, Link
-from thinwire.train.methods import build_method, method_keys, methods
+from thinwire.train.methods import build_method, method_keys, methods, resolved_method
 
 DAY = 86400
-ENOUGH = 0.9  # the utilization a recommendation must reach
+ENOUGH = 0.9  # what a recommendation must reach of the utilization that the machines allow
+OWN_CONFIG = "CONFIG.toml"  # stands for the user's own file
 TRAINING_BYTES = 16  # device memory per parameter without any method: weights, gradients and two moments in fp32
 HEALING_BYTES = 12  # what a replacement worker receives per parameter: weights and two moments
 RESTART = 60.0  # seconds until a dead worker's process is there again
@@ -35,6 +37,7 @@ class Site:
     step_times: tuple[float, ...]
     links: tuple[Link, ...]
     batch_tokens: int  # of one worker in one step
+    config: str = OWN_CONFIG  # the trainer's file that holds the model
 
     @property
     def workers(self) -> int:
@@ -44,6 +47,19 @@ class Site:
     def step_time(self) -> float:
         """Of a step of the fleet: the slowest worker's."""
         return max(self.step_times)
+
+    @property
+    def balance(self) -> float:
+        """The utilization that the machines allow: all wait for the slowest, even where no byte is sent."""
+        return float(np.mean(self.step_times)) / self.step_time
+
+    @property
+    def slowest_up(self) -> float:
+        return min(float(np.min(link.up)) for link in self.links)
+
+    @property
+    def slowest_down(self) -> float:
+        return min(float(np.min(link.down)) for link in self.links)
 
 
 @dataclass(frozen=True)
@@ -150,24 +166,33 @@ class Advisor:
             fits=self._fits(price, offload),
             quality_percent=expected.percent,
             quality_source=expected.source,
-            command=command(setting, self.site.workers, offload),
+            command=command(setting, self.site, offload),
             goodput=self._goodput(price, period(setting)),
         )
 
     def price(self, setting: Setting) -> Cost:
         return tw.cost(build_method(setting, self.model), self.model, self.site.workers)
 
+    @property
+    def enough(self) -> float:
+        """The utilization a recommendation must reach. Equal steps end the wait for a slow machine; no method does."""
+        return ENOUGH * self.site.balance
+
     def recommend(self) -> Row | None:
         """The least loss among those that fit and keep the machines busy; else the busiest that fits."""
         rows = [row for setting in self._candidates() if (row := self.assess(setting)).fits]
-        busy = [row for row in rows if row.utilization >= ENOUGH]
+        busy = [row for row in rows if row.utilization >= self.enough]
         if busy:
             return min(busy, key=lambda row: (row.quality_percent, row.bytes_per_step))
         return max(rows, key=lambda row: row.utilization, default=None)
 
     def curves(self, rates: Array) -> dict[str, Array]:
-        """Utilization of each method at each rate (bytes per second, up); down keeps its proportion to up."""
-        links = [replace(link, up=rates, down=rates * (link.down / link.up)) for link in self.site.links]
+        """Utilization of each method at each rate of the slowest line (bytes per second, up).
+
+        All other rates keep their proportion to it.
+        """
+        times = rates / self.site.slowest_up
+        links = [replace(link, up=times * link.up, down=times * link.down) for link in self.site.links]
         return {
             f"{setting['name']} every {period(setting)}": utilization(self.price(setting), self.compute, links)
             for setting in settings(self.site.layers)
@@ -184,7 +209,7 @@ class Advisor:
 
     def _flow(self, price: Cost, share: float) -> dict[str, float]:
         """Bytes a day and seconds for the token budget."""
-        step = self.site.step_time / share
+        step = self.site.step_time * self.site.balance / share
         # the long-run mean: on a thin line a day may be shorter than a round
         sent = DAY / step * sum(row.sent / row.when.period for row in price.rows)
         received = DAY / step * sum(row.received / row.when.period for row in price.rows)
@@ -200,8 +225,8 @@ class Advisor:
     def _goodput(self, price: Cost, every: int) -> dict[str, float] | None:
         if self.trouble is None:
             return None
-        site, link = self.site, self.site.links[0]
-        healing = HEALING_BYTES * site.parameters / float(np.min(link.down))
+        site = self.site
+        healing = HEALING_BYTES * site.parameters / site.slowest_down
         faults = failures.Faults(self.trouble.mtbf, RESTART + healing)
         exchange = round_seconds(price, site.links, site.workers, every)
         fleet = failures.Fleet(
@@ -214,11 +239,16 @@ def period(setting: Setting) -> int:
     return int(setting.get("every", 1))
 
 
-def command(setting: Setting, workers: int, offload: bool) -> str:
+def command(setting: Setting, site: Site, offload: bool) -> str:
     """What to type for this setting."""
-    options = [f"--set method.{key}={_shell(value)}" for key, value in setting.items() if key != "name"]
+    # A run's file has a value for every key of the run's method, so there the method's own defaults are said as well;
+    # those that are None cannot be said on a command line.
+    said = setting if site.config == OWN_CONFIG else setting | resolved_method(setting)
+    keys = {key: value for key, value in said.items() if key != "name" and value is not None}
+    options = [f"--set method.{key}={_shell(value)}" for key, value in keys.items()]
     options += ["--set train.offload=true"] if offload else []
-    return " ".join(["thinwire train", f"--method {setting['name']}", f"--workers {workers}", *options])
+    train = f"thinwire train {shlex.quote(site.config)} --method {setting['name']} --workers {site.workers}"
+    return " ".join([train, *options])
 
 
 def _shell(value: Any) -> str:

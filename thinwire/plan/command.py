@@ -83,15 +83,16 @@ def _facts(
         from thinwire.plan.run import facts_of_run
 
         known = facts_of_run(run)
-    known.update(
-        inputs.Facts(
-            parameters=units.count(params) if params else None,
-            layers=inputs.whole("--layers", layers) if layers else None,
-            step_times=inputs.step_times(step_time) if step_time else None,
-            workers=inputs.whole("--workers", workers) if workers else None,
-            batch_tokens=units.count(batch_tokens) if batch_tokens else None,
-        )
+    told = inputs.Facts(
+        parameters=units.count(params) if params else None,
+        layers=inputs.whole("--layers", layers) if layers else None,
+        step_times=inputs.step_times(step_time) if step_time else None,
+        workers=inputs.whole("--workers", workers) if workers else None,
+        batch_tokens=units.count(batch_tokens) if batch_tokens else None,
     )
+    if not known.same_model(told):
+        known.config = None  # the run's file holds another model than the one planned
+    known.update(told)
     return known
 
 
@@ -142,7 +143,7 @@ def _answer(advisor: Advisor, as_json: bool, plot: Path | None) -> None:
 def _plot(advisor: Advisor, path: Path) -> None:
     from thinwire.plan.plot import RATES, plot
 
-    plot(path, advisor.curves(RATES / 8), here=8 * float(advisor.site.links[0].up), title=_title(advisor.site))
+    plot(path, advisor.curves(RATES / 8), here=8 * advisor.site.slowest_up, title=_title(advisor.site))
 
 
 def _title(site: Site) -> str:

@@ -35,13 +35,17 @@ class Fleet:
     phase: float
     exchange: float
     every: int = 1
-    slow: float = 0.0  # share of the workers that are slow
+    slow: float = 0.0  # share of the workers that are slow, over many rounds
     slowdown: float = 2.0  # how many times longer their steps take
 
-    def speeds(self) -> Array:
-        """Seconds of a phase on each worker, relative to a healthy one, [W]."""
+    def speeds(self, luck: float) -> Array:
+        """Seconds of a phase on each worker in one round, relative to a healthy one, [W].
+
+        Where the share is no whole number of workers, `luck`, from 0 to 1, rounds it up or down: 5% of 8 workers is
+        one worker that is slow in 40% of the rounds.
+        """
         speeds = np.ones(self.workers)
-        speeds[: round(self.slow * self.workers)] = self.slowdown
+        speeds[: int(self.slow * self.workers + luck)] = self.slowdown
         return speeds
 
 
@@ -65,7 +69,6 @@ class _Course:
     def __init__(self, fleet: Fleet, faults: Faults, seed: int) -> None:
         self.fleet, self.faults = fleet, faults
         self.random = np.random.default_rng(seed)
-        self.speeds = fleet.speeds()
         self.dies = self._lifetimes(fleet.workers)  # [W], when each dies next
         self._leaves = self._stay()  # when the coordinator dies next
 
@@ -73,7 +76,8 @@ class _Course:
         """Seconds each worker needs for its next phase, [W]."""
         spread = STEP_SPREAD / np.sqrt(self.fleet.every)
         noise = self.random.normal(1.0, spread, self.fleet.workers)
-        return self.fleet.phase * self.speeds * np.maximum(noise, 0.1)
+        speeds = self.fleet.speeds(luck=self.random.random())
+        return self.fleet.phase * speeds * np.maximum(noise, 0.1)
 
     def run(self, begin: float, who: Mask, finish: Array, noticed: Array) -> None:
         """`who` begin a phase: writes when each is done, repeated after a death, and when that death is noticed."""

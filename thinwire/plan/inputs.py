@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from thinwire import units
-from thinwire.plan.advisor import Limits, Site, Trouble
+from thinwire.plan.advisor import OWN_CONFIG, Limits, Site, Trouble
 from thinwire.plan.timeline import Link
 
 FLEET_BATCH = 2**19  # tokens of one step of the whole fleet where nothing says otherwise
@@ -25,12 +25,18 @@ class Facts:
     links: list[Link] | None = None
     workers: int | None = None
     batch_tokens: int | None = None
+    config: str | None = None  # the file that holds the model
 
     def update(self, other: Facts) -> None:
         """What `other` knows replaces what was known."""
         for name in (f.name for f in fields(self)):
             if getattr(other, name) is not None:
                 setattr(self, name, getattr(other, name))
+
+    def same_model(self, told: Facts) -> bool:
+        """Whether what was told leaves the model as it is; blocks that nobody knew may be told."""
+        same_size = told.parameters in (None, self.parameters)
+        return same_size and (self.layers is None or told.layers in (None, self.layers))
 
 
 def site(facts: Facts) -> Site:
@@ -51,7 +57,8 @@ def site(facts: Facts) -> Site:
     times = _one_or_each(facts.step_times, facts.workers, "--step-time")
     _one_or_each(facts.links, facts.workers, "--bandwidth")
     batch = facts.batch_tokens or max(1, FLEET_BATCH // facts.workers)
-    return Site(facts.parameters, facts.layers, tuple(times), tuple(facts.links), batch)
+    config = facts.config or OWN_CONFIG
+    return Site(facts.parameters, facts.layers, tuple(times), tuple(facts.links), batch, config)
 
 
 def _one_or_each(values: list[Any], workers: int, option: str) -> list[Any]:

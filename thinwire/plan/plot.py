@@ -26,7 +26,7 @@ _LABELS = {
 
 
 def plot(path: Path, curves: dict[str, Array], here: float, title: str) -> None:
-    """`curves` are over `RATES`; `here` is the line asked about, in bit/s."""
+    """`curves` are over `RATES`; `here` is the slowest line asked about, in bit/s."""
     if path.suffix not in (".html", ".png"):
         raise ValueError(f"--plot {path}: write a name that ends in .html or .png")
     if not path.parent.is_dir():

@@ -30,6 +30,7 @@ def facts_of_run(folder: Path) -> Facts:
         step_times=[_step_time(steps, folder)],
         workers=config.get("workers"),
         batch_tokens=_batch_tokens(config),
+        config=str(folder / "config.toml"),
     )
 
 

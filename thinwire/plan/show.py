@@ -15,6 +15,7 @@ from thinwire.plan.advisor import ENOUGH, Advisor, Row, equal_batches
 
 # heads of columns that a narrow terminal leaves out, the first to go in front
 LEFT_OUT = ("host +", "received/day", "memory +", "sent/day", "fits", "every")
+GOODPUT_LEFT_OUT = ("eager", "quorum")
 TARGETS_LEFT_OUT = ("80%", "95%", "50%", "99%")
 NAME = 20  # columns of the terminal that a name has at the least
 
@@ -104,8 +105,10 @@ def answer(advisor: Advisor, rows: list[Row]) -> None:
 def _print_costs(console: Console, advisor: Advisor, rows: list[Row]) -> None:
     budget = units.show_count(advisor.tokens)
     title = f"{units.show_count(advisor.site.parameters)} parameters, {advisor.site.workers} workers"
-    costs = ("every", "busy", f"{budget} tokens", "sent/day", "received/day", "memory +", "host +", "fits", "loss +")
-    _print(console, title, ("method", *costs), [(row.method, *_cells(row)) for row in rows], LEFT_OUT)
+    duration = f"{budget} tokens"
+    costs = ("every", "busy", duration, "sent/day", "received/day", "memory +", "host +", "fits", "loss +")
+    lines = [(row.method, *_cells(row)) for row in rows]
+    _print(console, title, ("method", *costs), lines, (*LEFT_OUT, duration))
 
 
 def _cells(row: Row) -> list[str]:
@@ -131,7 +134,9 @@ def _sources(rows: list[Row]) -> str:
 def _print_goodput(console: Console, rows: list[Row]) -> None:
     kinds = list(rows[0].goodput or {})
     lines = [(row.method, *(f"{(row.goodput or {})[kind]:.1%}" for kind in kinds)) for row in rows]
-    _print(console, "Goodput under failures and stragglers, by kind of round", ("method", *kinds), lines, ())
+    _print(
+        console, "Goodput under failures and stragglers, by kind of round", ("method", *kinds), lines, GOODPUT_LEFT_OUT
+    )
 
 
 def _batches(advisor: Advisor) -> list[str]:
@@ -153,8 +158,18 @@ def _recommendation(advisor: Advisor) -> list[str]:
     fragments = f", {row.fragments} fragments" if row.fragments and row.fragments > 1 else ""
     codec = f", {row.codec}" if row.codec else ""
     setting = f"{row.method}, every {row.every}{fragments}{codec}"
-    why = f"keeps the machines {row.utilization:.0%} busy"
-    if row.utilization < ENOUGH:
-        why += f" (nothing here reaches {ENOUGH:.0%} on this line)"
+    why = f"keeps the machines {row.utilization:.0%} busy{_why_not_more(advisor, row.utilization)}"
     loss = "" if row.quality_percent is None else f"; expected loss {row.quality_percent:+.1f}% ({row.quality_source})"
     return [f"Recommended: {setting}: {why}{loss}.", f"  {row.command}"]
+
+
+def _why_not_more(advisor: Advisor, utilization: float) -> str:
+    """What holds a recommendation below `ENOUGH`, if it is: the machines, the line, or both."""
+    if utilization >= ENOUGH:
+        return ""
+    allowed = f"{advisor.site.balance:.0%}"
+    if utilization >= advisor.enough:
+        return f" (their unequal steps allow {allowed}: take the batches above)"
+    unequal = len(set(advisor.site.step_times)) > 1
+    goal = f"{ENOUGH:.0%} of the {allowed} that unequal steps allow" if unequal else f"{ENOUGH:.0%}"
+    return f" (nothing here reaches {goal} on this line)"
