@@ -50,6 +50,7 @@ def save(fleet: Fleet) -> dict[str, Any]:
         "steps_begun": fleet.steps_begun,
         "tensors": {name: tensor.detach() for name, tensor in _moving(replica).items()},
         "optimizer": {name: _optimizer_state(replica, name) for name in replica.trainable},
+        "groups": [[_numbers(group) for group in optimizer.param_groups] for optimizer in replica.optimizers],
         "rows": [_save_row(row) for row in fleet.rows],
     }
 
@@ -63,6 +64,9 @@ def load(fleet: Fleet, saved: dict[str, Any]) -> None:
             moving[name].copy_(tensor)
     for name, state in saved["optimizer"].items():
         _load_optimizer(replica, name, state)
+    for optimizer, numbers in zip(replica.optimizers, saved["groups"], strict=True):
+        for group, there in zip(optimizer.param_groups, numbers, strict=True):
+            _load_numbers(group, there)
     for row, kept in zip(fleet.rows, saved["rows"], strict=True):
         _load_row(row, kept)
     fleet.steps, fleet.steps_begun = saved["steps"], saved["steps_begun"]
@@ -97,6 +101,25 @@ def _load_optimizer(replica: Replica, name: str, state: dict[str, Any]) -> None:
             mine[key] = (
                 value.to(parameter.device if beside else "cpu", copy=True) if isinstance(value, Tensor) else value
             )
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """What a schedule moves: the learning rate, betas, and what it keeps beside them."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in group.items()
+        if isinstance(value, (int, float, Tensor))
+        or (isinstance(value, tuple) and all(isinstance(each, (int, float)) for each in value))
+    }
+
+
+def _load_numbers(group: dict[str, Any], numbers: dict[str, Any]) -> None:
+    for key, value in numbers.items():
+        old = group.get(key)
+        if isinstance(old, Tensor) and isinstance(value, Tensor):
+            old.copy_(value)  # captured graphs know its place
+        else:
+            group[key] = tuple(value) if isinstance(value, list) else value
 
 
 def _save_row(row: Row) -> dict[str, Any]:

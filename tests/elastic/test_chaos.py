@@ -98,9 +98,11 @@ def test_two_deaths_at_once_leave_one_who_says_that_it_is_alone(start: Start) ->
     assert a.events("alone"), "a round made alone must be marked"
 
 
-def test_a_stopped_worker_is_left_behind_and_healed(start: Start) -> None:
-    members = [start("diloco", name, "--together", "3") for name in "ab"]
-    sleeper = start("diloco", "s", "--together", "3")
+@pytest.mark.parametrize("method", ["diloco", "eager"])
+def test_a_stopped_worker_is_left_behind_and_healed(start: Start, method: str) -> None:
+    """With overlap its quorum is asked for in advance: the state it is handed must wait for the end of its step."""
+    members = [start(method, name, "--together", "3") for name in "ab"]
+    sleeper = start(method, "s", "--together", "3")
     sleeper.step(9)
     sleeper.signal(signal.SIGSTOP)
     for member in members:
@@ -109,8 +111,33 @@ def test_a_stopped_worker_is_left_behind_and_healed(start: Start) -> None:
     back = sleeper.wait_for(lambda line: any("healed" in text for text in line.get("events", ())))
     everybody, step = [*members, sleeper], back["step"] // 4 * 4 + 4
     for member in everybody:
-        member.step(step + 1)
-    assert len(each(everybody, step, "params")) == 1
+        member.step(step + 9)
+    assert method == "eager" or len(each(everybody, step, "params")) == 1
+
+
+def test_a_worker_that_was_away_while_the_others_finished_is_told(start: Start) -> None:
+    """It would train the rest alone, and there would be two models of one run."""
+    members = [start("diloco", name, "--together", "3", steps=40) for name in "abs"]
+    sleeper = members.pop()
+    sleeper.step(9)
+    sleeper.signal(signal.SIGSTOP)
+    assert len({member.finished()["params"] for member in members}) == 1
+    sleeper.signal(signal.SIGCONT)
+    assert sleeper.died() != 0 and "RunFinished: the run at" in sleeper.errors
+    assert not [line for line in sleeper.lines if line["kind"] == "finished"]
+
+
+def test_a_worker_that_waits_for_a_quorum_ends_at_ctrl_c(start: Start, coordinator: Coordinator) -> None:
+    """Though a thread of torchft's waits for the coordinator, which is away."""
+    members = pair(start, "diloco")
+    coordinator.close()
+    for member in members:
+        member.wait_for(lambda line: line["step"] % 4 == 3)
+    time.sleep(1)
+    for member in members:
+        member.signal(signal.SIGINT)
+    for member in members:
+        assert member.died() != 0 and "KeyboardInterrupt" in member.errors
 
 
 def test_a_slow_joiner_does_not_hold_up_the_others_for_long(start: Start) -> None:

@@ -127,7 +127,7 @@ def test_a_worker_that_waits_for_others_stops_when_it_is_asked_to(coordinator: C
         for process in (first, second):
             process.kill()
     assert first.returncode == 1 and "Traceback" not in errors
-    said = re.search(r"after step (\d+): asked to stop while 1 of 2 workers are here; saved (.*)", errors)
+    said = re.search(r"after step (\d+): asked to stop while .*; saved (.*)", errors)
     assert said and int(said[1]) % 8 == 0 and said[2] == f"{out[0]}/checkpoint-{int(said[1]):06d}"
     assert checkpoint.steps_in(out[0])[0] == int(said[1])
 

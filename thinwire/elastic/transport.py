@@ -36,6 +36,7 @@ PATIENCE = timedelta(hours=1)  # for a quorum: the others may be far from their 
 RETRIES = 10_000  # a coordinator that died may be back hours later; without retries torchft gives no answer at all
 RETURN = 10.0  # seconds for the others to find a coordinator that has come back
 HEALING = timedelta(minutes=10)
+STOPPING = 2.0  # seconds that one who was asked to stop still waits for a quorum
 FINISHED = "finished"  # what a worker says when it leaves after the run's last step
 VOTES = 1024  # more than the rounds of one step: a position is step * VOTES + the votes of that step
 
@@ -179,11 +180,9 @@ class Elastic(Transport):
             self._ask()
         self._hear()
         patience = time.monotonic() + RETURN
-        while not self._complete(before, time.monotonic() < patience):
+        while not self._complete(before, time.monotonic() < patience, ends):
             self._ask()
             self._hear()
-        if not self._begun and self.epoch is not None and self.epoch.alone:
-            self._refuse_a_finished_run()  # the others ended while this one joined
         self._begun, self._behind = True, None
         self._renewed_at = self._renewed_at if self._healed else step
         self.reporter.say(waiting=-1)
@@ -203,11 +202,13 @@ class Elastic(Transport):
             self._ask()
             self._healing.held = False
 
-    def _complete(self, before: Epoch | None, patient: bool) -> bool:
+    def _complete(self, before: Epoch | None, patient: bool, ends: bool) -> bool:
         """Whether a quorum was found that can work; with a coordinator that has just come back, wait for the others."""
         epoch = self.epoch
         if epoch is None or epoch.broken:
             return False
+        if epoch.alone and not ends:
+            self._refuse_a_finished_run()  # the others ended while this one joined, or was away
         missing = {*before.ids} - {*epoch.ids} if before is not None and before.coordinator != epoch.coordinator else {}
         if len(epoch.members) >= self.min_workers and not (missing and patient):
             return True
@@ -286,10 +287,21 @@ class Elastic(Transport):
         return self._asking is not None and self._asking.is_alive()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
+        """Who stops waiting leaves: Python would not end while torchft's thread waits for a quorum."""
+        try:
+            self._wait_patiently(ready)
+        except BaseException:
+            self.leave("waits no longer")
+            raise
+
+    def _wait_patiently(self, ready: Callable[[], bool]) -> None:
         started, said = time.monotonic(), False
         while not ready():
             time.sleep(0.005)
-            if not said and time.monotonic() - started > SLOW:
+            waited = time.monotonic() - started
+            if waited > STOPPING and self.asked_to_stop():
+                raise PeerLost(f"asked to stop while waiting for a quorum at step {self._step}")
+            if not said and waited > SLOW:
                 said = True
                 away = "" if self.reporter.reachable else f", and the coordinator {self.coordinator} does not answer"
                 self._tell("slow", (), f"step {self._step}: over {SLOW:.0f} s without a quorum{away}")
@@ -355,6 +367,11 @@ class Elastic(Transport):
         return {"engine": self.newcomers.save(), "extras": extras, "renewed_at": self._step, "ahead": self._ahead}
 
     def _take(self, state: dict[str, Any]) -> None:
+        """In torchft's thread, as `_give`: with a quorum asked for in advance this worker may be amid a step."""
+        self._staging.set()
+        self._at_round.wait()
+        if self._closed:
+            raise PeerLost("this worker has left")
         try:
             self._refuse_other_extras(state["extras"])
             self.newcomers.load(state["engine"])
