@@ -102,7 +102,9 @@ class Transport(ABC):
     worker: int = 0  # the first replica hosted here
     workers: int = 1
     parts: int = 1  # into how many parts a two-shot message is cut
+    settings: dict[str, Any]  # of an elastic one: what else must be the same on all, beside the method
     beginning: bool = True  # whether all workers are at their start
+    openings: int = 0  # fleets that have had it to themselves, one after another
     notify: Callable[[str, Sequence[int], str], None] = staticmethod(lambda kind, workers, text: None)
 
     def members(self) -> Sequence[int] | None:

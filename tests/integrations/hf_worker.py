@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -159,3 +160,29 @@ def with_trainer(worker: int, port: int | None, name: str, folder: str, resume_a
         "bytes": callback.fleet.bytes_sent,
         "events": callback.fleet.events.counts,
     }
+
+
+def elastic(worker: int, address: str, folder: str) -> dict[str, Any]:
+    """The second worker comes when the first is some steps on; both have as many steps to make."""
+    from transformers import TrainerCallback
+
+    from thinwire.integrations.hf import ThinwireCallback
+
+    mark = os.path.join(folder, "is on its way")
+
+    class Pace(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            time.sleep(0.1)
+            if state.global_step == 8:
+                open(mark, "w").close()
+
+    while worker and not os.path.exists(mark):
+        time.sleep(0.05)
+    callback = ThinwireCallback(tw.local_sgd(4), tw.Elastic(address, name="ab"[worker]))
+    changes = {"max_steps": 60, "eval_strategy": "no", "save_strategy": "no", "logging_steps": 1}
+    trainer = trainer_of(worker, folder, callback, **changes)
+    trainer.add_callback(Pace())
+    trainer.train()
+    rates = {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
+    return {"values": values(trainer.model), "step": trainer.state.global_step, "rates": rates,
+            "fleet": callback.fleet.steps, "own": len(rates)}  # fmt: skip

@@ -242,6 +242,24 @@ def test_where_workers_change_their_numbers_a_file_keeps_its_name() -> None:
     assert _file_name(fleet, SimpleNamespace(world_size=1)) == saved
 
 
+def test_a_worker_that_joins_an_elastic_fleet_goes_on_at_its_step(cluster: Cluster, tmp_path: Any) -> None:
+    pytest.importorskip("torchft")
+    from thinwire.elastic.coordinator import Coordinator
+
+    coordinator = Coordinator(port=free_port(), heartbeat_timeout=3.0)
+    try:
+        first, newcomer = cluster.run(
+            hf_worker.elastic, 2, coordinator.address, str(tmp_path), timeout=PATIENCE, join=False
+        )
+    finally:
+        coordinator.close()
+    assert (first["step"], newcomer["step"]) == (first["fleet"], newcomer["fleet"]) == (60, 60)
+    assert first["own"] == 60 and newcomer["own"] < 52
+    for mine, theirs in zip(first["values"], newcomer["values"], strict=True):
+        assert torch.equal(mine, theirs)
+    assert newcomer["rates"] == pytest.approx({step: first["rates"][step] for step in newcomer["rates"]})
+
+
 @pytest.mark.parametrize(("module", "library"), [("hf", "transformers"), ("lightning", "lightning.pytorch")])
 def test_a_missing_library_is_one_line_with_the_extra(
     monkeypatch: pytest.MonkeyPatch, module: str, library: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -291,3 +292,13 @@ def test_fabric_is_a_plain_loop_resume_included(cluster: Cluster, tmp_path: Any,
     ours = cluster.run(with_fabric, 2, free_port(), name, str(tmp_path), timeout=PATIENCE, join=False)
     for (parameters, _), found in zip(expected, ours, strict=True):
         torch.testing.assert_close(found, parameters, rtol=0, atol=0)
+
+
+def test_elastic_workers_are_refused_as_lightning_counts_its_own_steps() -> None:
+    from thinwire.integrations.lightning import ThinwireCallback
+
+    class Changing(tw.Local):
+        elastic = True
+
+    with pytest.raises(ValueError, match="counts its own steps"):
+        ThinwireCallback(tw.diloco(4), Changing()).setup(SimpleNamespace(world_size=1), None, "fit")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from ..attach import attach
 from ..fleet import Fleet
@@ -75,12 +76,17 @@ class ThinwireCallback(TrainerCallback):
                 "this callback's transport has served one training: make a new ThinwireCallback for the next"
             )
         model: nn.Module = others["model"]
+        if self.transport is not None and self.transport.elastic:  # all must take their last step together
+            self.transport.settings["max_steps"] = state.max_steps
         fleet = self.fleet = self._attach(args, model, others["optimizer"])
         self.finished = False
         warn_if_alone(fleet, self.transport)
         refuse_shared_folder(fleet, None if args.save_strategy == "no" else args.output_dir)
         if state.global_step:
             self._restore(fleet, args, state)
+        if fleet.transport.elastic:
+            fleet.begin()
+            self._follow_the_fleet(state, others["lr_scheduler"])
         self.meter, self.first = Meter(fleet), FirstBatch()
         self.evaluation = Evaluation(model, fleet)
         self.evaluation.watch(control, due=args.eval_on_start)
@@ -106,9 +112,27 @@ class ThinwireCallback(TrainerCallback):
         self.first.compare(self.fleet)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        assert self.fleet is not None
+        if self.fleet.transport.elastic:
+            self._follow_the_fleet(state, others["lr_scheduler"])
+            control.should_training_stop |= state.global_step >= state.max_steps
         if state.global_step >= state.max_steps:
             self._finish()
         self.evaluation.watch(control)
+
+    def _follow_the_fleet(self, state: Any, schedule: Any) -> None:
+        """Who comes to an elastic fleet, or was away, goes on at its step; the Trainer counts its own."""
+        assert self.fleet is not None
+        if state.global_step == self.fleet.steps:
+            return
+        state.global_step = self.fleet.steps
+        schedule = getattr(schedule, "scheduler", schedule)  # Accelerate's holds the real one
+        if isinstance(schedule, LambdaLR):  # as all of transformers' are, but for those that look at the loss
+            schedule.last_epoch = state.global_step
+            rules = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            schedule._last_lr = [base * rule(state.global_step) for base, rule in rules]
+            for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.evaluation.stop()
@@ -123,6 +147,8 @@ class ThinwireCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.evaluation.stop()
         self._finish()
+        if self.fleet is not None and self.fleet.transport.elastic:
+            self.fleet.transport.leave("finished")  # whoever comes later is told
 
     def _finish(self) -> None:
         """Once, all workers together: afterwards every model is the common one, and there is nothing left to swap."""

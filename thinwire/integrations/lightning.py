@@ -54,6 +54,11 @@ class ThinwireCallback(Callback):
         self.swapped = ExitStack()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if self.transport is not None and self.transport.elastic:
+            raise ValueError(
+                "Lightning's Trainer counts its own steps, and a worker that joins goes on at the fleet's: "
+                "for tw.Elastic use a loop of your own, or Fabric's"
+            )
         if stage == "fit" and shares_the_line(self.transport, trainer.world_size):
             refuse_shared_world("Lightning", crossing_settings(trainer))
 
