@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from thinwire.codec import base
+from thinwire.codec import base, twobit
 from thinwire.header import checksum
 from thinwire.live import Live
 from thinwire.rule import reduced, state
@@ -18,12 +18,12 @@ CUTS = (2, 6, 64)  # values; even, since a checksum is of words of two
 
 
 def cut_at(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, reduced, state):
+    for module in (base, reduced, state, twobit):
         monkeypatch.setattr(module, "STRIP", values)
 
 
 @pytest.mark.parametrize("values", CUTS)
-@pytest.mark.parametrize("name", ["diloco", "streaming", "carry", "eager", "desloc nesterov", "sparseloco"])
+@pytest.mark.parametrize("name", ["diloco", "streaming", "carry", "eager", "desloc nesterov", "sparseloco", "two_bit"])
 def test_a_run_is_the_same_to_the_bit_however_it_is_cut(
     name: str, values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .base import Codec, Layout, Weight, on_host
+from .base import STRIP, Codec, Layout, Weight, on_host
 from .bits import unpack
 from .blocks import aligned, by_kernels, fill, gapless, gather, spread, squeeze
 from .dense import Int8
@@ -95,7 +95,8 @@ class TwoBit(Codec):
         """The payload, and what it says: a bin for each value (rows, 4096), the tables (tables, 4)."""
         padded, rows = _padded(layout), _rows(layout, buffer.device)
         values = buffer if layout.align == WIDTH else spread(buffer, padded)
-        bins, table = _quantise(values.view(-1, WIDTH), rows)
+        quantise = _quantise_in_strips if layout.align == WIDTH else _quantise
+        bins, table = quantise(values.view(-1, WIDTH), rows)
         quads = bins.view(-1, 4).unbind(1)
         codes = quads[0] | quads[1] << 2 | quads[2] << 4 | quads[3] << 6
         payload = torch.empty(self.size(layout), dtype=torch.uint8, device=buffer.device)
@@ -121,6 +122,12 @@ class _Rows:
     lengths: Tensor  # int64 (tables): rows
     sizes: Tensor  # fp32 (tables): real values
 
+    def of_their_own(self, which: slice) -> _Rows:
+        """Some rows, where each has a table of its own."""
+        counts = self.counts[which]
+        return _Rows(counts, torch.arange(len(counts), device=counts.device), counts.new_ones(()).expand_as(counts),
+                     self.sizes[which])  # fmt: skip
+
     def real(self) -> Tensor:
         return torch.arange(WIDTH, device=self.counts.device) < self.counts[:, None]
 
@@ -143,10 +150,32 @@ def _quantise(values: Tensor, rows: _Rows) -> tuple[Tensor, Tensor]:
     return bins.mul_(real), (totals / rows.sum(*masks).clamp_(min=1)).T.contiguous()
 
 
+def _quantise_in_strips(values: Tensor, rows: _Rows) -> tuple[Tensor, Tensor]:
+    """The same for rows with a table each, in pieces that stay in a cache: what is made on the way is many times x."""
+    bins = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    table = values.new_empty(len(values), 4)
+    for strip in _strips(len(values)):
+        bins[strip], table[strip] = _quantise(values[strip], rows.of_their_own(strip))
+    return bins, table
+
+
+def _strips(rows: int) -> list[slice]:
+    step = max(1, STRIP // WIDTH)
+    return [slice(at, at + step) for at in range(0, rows, step)]
+
+
 def _look_up(bins: Tensor, table: Tensor, layout: Layout) -> Tensor:
     rows = _rows(layout, bins.device)
-    values = table[rows.owner].gather(1, bins.to(torch.int64)).where(rows.real(), 0.0).view(-1)
-    return values if layout.align == WIDTH else gather(values, _padded(layout))
+    if layout.align != WIDTH:
+        return gather(_levels(bins, table[rows.owner], rows.real()).view(-1), _padded(layout))
+    values = table.new_empty(bins.shape)
+    for strip in _strips(len(bins)):
+        values[strip] = _levels(bins[strip], table[strip], rows.of_their_own(strip).real())
+    return values.view(-1)
+
+
+def _levels(bins: Tensor, levels: Tensor, real: Tensor) -> Tensor:
+    return levels.gather(1, bins.to(torch.int64)).where(real, 0.0)
 
 
 def _split(payload: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
