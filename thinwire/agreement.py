@@ -72,13 +72,18 @@ class Agreement:
             return self._named(row.names, row.layout.views(anchor), copy=True)
 
     def _first(self, names: list[str]) -> dict[str, Tensor]:
-        """Worker 0's outer copy; at the end, its parameters."""
+        """Worker 0's outer copy; at the end, its parameters. Where they are not finite, those of the next worker."""
         if not names:
             return {}
         meet(self.fleet, "consensus")
         lives = self._lives(names)
         buffers = [self._flat(live, lane, copies=not self.finished) for lane, live in enumerate(lives)]
-        first = self.fleet.transport.broadcast(buffers, 0)
+        healthy = self._healthy(buffers)
+        everybody = self.fleet.transport.talk([b"\1" if each else b"\0" for each in healthy])
+        source = everybody.index(b"\1") if b"\1" in everybody else 0
+        if source:
+            self._tell_the_sick(healthy)
+        first = self.fleet.transport.broadcast(buffers, source)
         return self._named(lives[0].names, lives[0].layout.views(first))
 
     def _mean(self, names: list[str]) -> dict[str, Tensor]:
@@ -97,16 +102,24 @@ class Agreement:
 
     def _mean_of_healthy(self, buffers: list[Tensor]) -> Tensor:
         """As in a round, a worker with a value that is not finite is left out, unless all have one."""
-        fleet = self.fleet
-        sums = [float(buffer.sum()) for buffer in buffers]
-        healthy = [math.isfinite(fleet.island.agree(0.0 * total, 0.0)[0]) for total in sums]
+        fleet, healthy = self.fleet, self._healthy(buffers)
         count = int(fleet.transport.add([b.new_tensor([float(h)]) for b, h in zip(buffers, healthy, strict=True)]))
-        for lane, buffer in enumerate(buffers):
-            if count and not healthy[lane]:
-                buffer.zero_()
-                text = "a parameter was not finite: this worker is left out of the consensus"
-                fleet.events.add("sick", fleet.steps, text, workers=[fleet.worker + lane])
+        if count:
+            self._tell_the_sick(healthy)
+            for buffer, there in zip(buffers, healthy, strict=True):
+                if not there:
+                    buffer.zero_()
         return fleet.transport.add(buffers).div_(count or fleet.workers)
+
+    def _healthy(self, buffers: list[Tensor]) -> list[bool]:
+        """Of each worker hosted here, whether all values are finite on all of its ranks."""
+        sums = [float(buffer.sum()) for buffer in buffers]
+        return [math.isfinite(self.fleet.island.agree(0.0 * total, 0.0)[0]) for total in sums]
+
+    def _tell_the_sick(self, healthy: list[bool]) -> None:
+        text = "a parameter was not finite: this worker is left out of the consensus"
+        for lane in (lane for lane, there in enumerate(healthy) if not there):
+            self.fleet.events.add("sick", self.fleet.steps, text, workers=[self.fleet.worker + lane])
 
     def _equal(self, names: list[str]) -> bool:
         """Whether nothing has moved since these tensors were made the same on all workers."""

@@ -47,6 +47,12 @@ def attach(
     return fleet
 
 
+_ONCE = (
+    "but gradients meet once a step: make all backward passes before the first optimizer steps, "
+    "or use a method that exchanges parameters"
+)
+
+
 class Hooks:
     """Turns the steps of one replica's optimizers into steps of the fleet."""
 
@@ -66,25 +72,41 @@ class Hooks:
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if id(optimizer) in self.stepped or self._was_skipped(optimizer):
             self._end()  # a GradScaler skipped others: that step is over
-        if not self.stepped:
-            self.gradients = [_first_gradient(each) for each in self.optimizers]
+        if self.fleet.gradient_rows() or self.fleet.clip is not None:
+            _refuse_scaled(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self.fleet.before_step()
+            self._meet(optimizer)
             return None
+        calls = 0
 
         def closure_then_meet() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1 and self.fleet.gradient_rows():
+                raise ValueError(f"{type(optimizer).__name__} calls its closure several times a step, {_ONCE}")
             loss = closure()
-            self.fleet.before_step()
+            self._meet(optimizer)
             return loss
 
         return (args[0],), {**kwargs, "closure": closure_then_meet}
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        """Once a step: what later optimizers hold then has met, and must be what they step with."""
+        if not self.stepped:
+            self.fleet.before_step()
+            self.gradients = [_first_gradient(each) for each in self.optimizers]
+        elif self.fleet.gradient_rows() and self._place(optimizer)() is not _first_gradient(optimizer)():
+            raise ValueError(f"an optimizer steps with gradients of a backward pass after another's step, {_ONCE}")
+
+    def _place(self, optimizer: Optimizer) -> Callable[[], Tensor | None]:
+        return next(seen for each, seen in zip(self.optimizers, self.gradients, strict=True) if each is optimizer)
 
     def _was_skipped(self, optimizer: Optimizer) -> bool:
         """Later ones have stepped already, and its gradients are those of another backward pass."""
         place = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
         later = any(id(each) in self.stepped for each in self.optimizers[place + 1 :])
-        return later and self.gradients[place]() is not _first_gradient(optimizer)()
+        return later and self._place(optimizer)() is not _first_gradient(optimizer)()
 
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.stepped.add(id(optimizer))
@@ -94,6 +116,15 @@ class Hooks:
     def _end(self) -> None:
         self.stepped.clear()
         self.fleet.after_step()
+
+
+def _refuse_scaled(optimizer: Optimizer) -> None:
+    """A GradScaler hands a fused optimizer scaled gradients, and whether to skip: each worker by itself."""
+    if getattr(optimizer, "found_inf", None) is not None:
+        raise ValueError(
+            f"a fused {type(optimizer).__name__} unscales and skips within its own step, after the gradients have met: "
+            "with a GradScaler use fused=False"
+        )
 
 
 def _hooks_of(optimizer: Optimizer) -> list[Any]:

@@ -44,6 +44,7 @@ def led(call: Call) -> Call:
     @wraps(call)
     def conducted(fleet: Fleet, *args: Any, **options: Any) -> Any:
         fleet._open()
+        fleet.refuse_lent()
         return fleet.island.conduct(fleet, partial(call, fleet, *args, **options))
 
     return conducted  # type: ignore[return-value]

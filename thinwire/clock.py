@@ -36,4 +36,5 @@ class Clock:
         squares = sum(part * part for part in parts)
         pairs = sum(parts) ** 2 - squares
         together = (mean_norm * sum(header.weight for header in there)) ** 2
-        self.drift_cosine = (together - squares) / pairs if pairs > 0 else None
+        cosine = (together - squares) / pairs if pairs > 0 else None
+        self.drift_cosine = None if cosine is None else max(-1.0, min(1.0, cosine))  # norms are rounded

@@ -64,6 +64,7 @@ class Fleet:
         self.header_length = header_length(self.replicas[0].most_tensors)
         self.island = Island(self.replicas)
         self.loaded = self._opened = self._begun = False
+        self._opening: int | None = None  # which of its transport's fleets this is, in order
         self.calls = self.evaluations = 0  # meetings outside of rounds so far; blocks of `evaluating` open now
         self._hooks: list[Any] = []  # on the optimizers, while attached
         self.set_method(method)
@@ -99,8 +100,14 @@ class Fleet:
             self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
             self.transport.host(joining.Joining(self))
             self.transport = self.island.join(self)
+            self._opening = self.transport.openings
             if self.island.led:
                 self.build_rows()  # of whole tensors
+
+    def refuse_lent(self) -> None:
+        """A transport serves one fleet after another, not two at once."""
+        if self._opening is not None and self.transport.openings != self._opening:
+            raise ValueError("this fleet's transport serves another fleet by now: give each a transport of its own")
 
     def open(self) -> None:
         """Connect; without this call it happens when the fleet begins. A wrong address or setting is said here."""
@@ -292,7 +299,10 @@ class Fleet:
     @lasting
     @apart
     def finish(self) -> None:
-        """End of training: land what is in flight, settle, and put the plain mean of the parameters into the model."""
+        """End of training: land what is in flight, settle, and put the plain mean of the parameters into the model.
+
+        Without workers that are not finite. Where their mean is no model, of a `SharedMomentum`, it is the first one's.
+        """
         ending.finish(self)
 
     @lasting
@@ -340,7 +350,8 @@ def _replicas(given: Any) -> list[Replica]:
         raise ValueError(f"a fleet needs a list of tw.Replica(model, optimizer), at least one, not {given!r}")
     if not all(replica.optimizers for replica in found):
         raise ValueError("a replica has no optimizer, so it would never step: tw.Replica(model, optimizer)")
-    if len({id(replica.module) for replica in found}) < len(found):
+    owned = [[replica.module, *replica.optimizers, *replica.trainable.values()] for replica in found]
+    if len({id(part) for parts in owned for part in parts}) < sum(map(len, owned)):
         raise ValueError("two replicas share a model: each needs a copy of its own, and an optimizer of that copy")
     return found
 
@@ -356,4 +367,10 @@ def _default_transport() -> Transport:
     """The default process group, joined first if torchrun started this process; else everything is in this process."""
     if not dist.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if not dist.is_initialized() and size != "1":
+        raise ValueError(
+            f"WORLD_SIZE is {size}, but there is no process group: call torch.distributed.init_process_group(), "
+            "or pass transport=tw.Local() to train alone"
+        )
     return Group() if dist.is_initialized() else Local()

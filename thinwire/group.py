@@ -7,7 +7,7 @@ import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
 
 from . import units
 from .conversation import Board, Conversation
@@ -44,7 +45,8 @@ class Group(Transport):
         self.max_rate = units.rate(max_rate) if isinstance(max_rate, str) else max_rate
         if self.max_rate is not None and not self.max_rate > 0:
             raise ValueError(f'max_rate is bytes a second, more than zero, or text such as "50Mbit": not {max_rate}')
-        self._site: Site | None = None
+        self._site: Site | None = None  # of `connect`
+        self._here: Site | None = None  # of the fleet that it serves
         self._nccl: Any = None
         self._back: Any = None
         self._back_nccl: Any = None
@@ -73,7 +75,10 @@ class Group(Transport):
         return None if self._site is not None else ranks_of(self.group)
 
     def open(self, hosted: int, header_length: int) -> None:
-        site = self._site = self._site or site_of_group(self.group)
+        site = self._site or site_of_group(self.group)
+        self.openings += 1  # each with connections and a part of the store of its own
+        site = self._here = replace(site, store=c10d.PrefixStore(f"fleet {self.openings}", site.store))
+        self._back, self._works, self._postings, self._two_shots = None, deque(), deque(), deque()
         self.process, self.processes = site.rank, site.size
         self._control, self._data = self._connected(site)
         facts = self._gather_numbers([hosted, int(self.max_rate or 0)])
@@ -172,9 +177,9 @@ class Group(Transport):
 
     def _data_for(self, tensor: Tensor) -> Any:
         """NCCL for tensors on a GPU where the parent group has it, gloo elsewhere."""
-        assert self._site is not None
+        assert self._here is not None
         if tensor.is_cuda and self._nccl is None:
-            self._nccl = self._site.nccl() or self._data
+            self._nccl = self._here.nccl() or self._data
         return self._nccl if tensor.is_cuda else self._data
 
     def _sum(self, buffer: Tensor) -> _Transfer:
@@ -229,7 +234,7 @@ class Group(Transport):
 
     def _second_leg(self, order: Order, headers: list[bytes], lanes: list[Tensor], first_sizes: list[int]) -> _Transfer:
         """Reduce the parts owned here and hand them to everybody; parts differ by a block, so they are padded."""
-        assert self._site is not None and order.reduce is not None
+        assert order.reduce is not None
         mine = self._owners()[self.process]
         cuts = [lane.split([first_sizes[part] for part in mine]) for lane in lanes]
         reduced = [order.reduce(part, [cut[i] for cut in cuts], headers) for i, part in enumerate(mine)]
@@ -239,10 +244,10 @@ class Group(Transport):
 
     def _back_for(self, tensor: Tensor) -> Any:
         """Second legs have a channel of their own: they come in another order than first legs."""
-        assert self._site is not None
         if self._data_for(tensor) is self._data:
             return self._back
-        self._back_nccl = self._back_nccl or self._site.nccl()
+        assert self._here is not None
+        self._back_nccl = self._back_nccl or self._here.nccl()
         return self._back_nccl
 
     def broadcast(self, buffers: Sequence[Tensor], source: int) -> Tensor:

@@ -136,7 +136,10 @@ class Live:
     def norm(self, buffer: Tensor) -> float:
         """Of a message; known already if `drift` made it just now, and nobody has written to it since."""
         known, self._norm = self._norm, None
-        return known.value if known and known.of(buffer) else float(torch.linalg.vector_norm(buffer))
+        norm = known.value if known and known.of(buffer) else float(torch.linalg.vector_norm(buffer))
+        if not math.isfinite(norm):  # the square of a large value may have no room in fp32
+            norm = float(torch.linalg.vector_norm(buffer, dtype=torch.float64))
+        return norm
 
     def checksum(self, buffer: Tensor) -> int:
         """Of a shared copy; known already if `drift` has just read it."""

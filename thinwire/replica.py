@@ -135,6 +135,7 @@ class Replica:
         self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self.statistics = _batch_norm_buffers(self.module)
         self._places = self._find_places()
+        self._held = self._count_held()
         if len(named) < sum(1 for _ in self.module.parameters()):
             raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
         self._check()
@@ -158,7 +159,7 @@ class Replica:
     def weighs(self) -> float:
         """The weight as a plain number: a tensor might be added to in place later."""
         given: Any = self.weight
-        weight = math.nan if given is None or isinstance(given, str) else float(given)
+        weight = float(given) if hasattr(given, "__float__") else math.nan
         if not 0 <= weight < math.inf:
             raise ValueError(f"replica.weight must be a finite number, at least 0, not {self.weight!r}")
         return weight
@@ -233,14 +234,32 @@ class Replica:
         values = [local(v) for v in self.state_of(name).values() if isinstance(v, Tensor) and v.is_floating_point()]
         return all(bool(torch.isfinite(value.sum(dtype=torch.float32))) for value in values)
 
-    def refuse_thawed(self) -> None:
-        """What was frozen when the fleet was made is in no row."""
+    def refuse_changed(self) -> None:
+        """What was frozen, absent or another tensor when the fleet was made is in no row."""
+        anew = "call finish() and detach(), then attach anew"
         thawed = next((name for name, parameter in self.frozen.items() if parameter.requires_grad), None)
         if thawed is not None:
             raise ValueError(
-                f"{thawed} was frozen when the fleet was made and trains now, but would never be sent: "
-                "call finish() and detach(), then attach anew"
+                f"{thawed} was frozen when the fleet was made and trains now, but would never be sent: {anew}"
             )
+        new = self._new_parameter() if self._count_held() != self._held else None
+        if new is not None:
+            raise ValueError(f"{new} came after the fleet was made and would never be sent: {anew}")
+        now = _batch_norm_buffers(self.module) if self.statistics else {}
+        other = next((name for name, buffer in self.statistics.items() if now.get(name) is not buffer), None)
+        if other is not None:
+            raise ValueError(
+                f"{other} is another tensor than when the fleet was made, and would never be sent: "
+                "move, cast and load the model before that"
+            )
+
+    def _new_parameter(self) -> str | None:
+        names = (clean_name(name) for name, _ in self.module.named_parameters())
+        return next((name for name in names if name not in self.trainable and name not in self.frozen), None)
+
+    def _count_held(self) -> int:
+        """How many parameters the optimizers have."""
+        return sum(len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups)
 
     def island_mesh(self) -> Any | None:
         """The device mesh that the parameters are sharded over inside this worker, if any."""
@@ -288,6 +307,8 @@ class View:
 
     def where(self, keep: Predicate) -> View:
         """Only the tensors for whose parameter names `keep` is true."""
+        if not callable(keep):
+            raise ValueError(f"where takes a function of a parameter's name, not {keep!r}")
         return replace(self, keep=(*self.keep, keep))
 
     def table(self, replica: Replica) -> Mapping[str, Tensor]:

@@ -131,7 +131,7 @@ class Row:
 
     def _prepare(self, lane: Lane) -> tuple[Header, Tensor | list[Tensor], Sent]:
         rule, present = self.sync.rule, lane.live.present()
-        lane.live.replica.refuse_thawed()
+        lane.live.replica.refuse_changed()
         bits = self._parameter_bits(lane)
         with lane.borrowed(to_read=not rule.at_launch) as state:
             message = self._message(lane, state)
@@ -223,8 +223,9 @@ class Row:
 
     @property
     def _compares(self) -> bool:
-        """Whether the norm of the mean says something: of differences that are all there."""
-        return self.sync.rule.drifts and (self.sync.codec.linear or self.sync.codec.second is not None)
+        """Whether the norm of the mean says something: of differences that are all there, and as long as they were."""
+        codec = self.sync.codec
+        return self.sync.rule.drifts and (codec.linear or codec.second is codec)
 
     def forget_progress(self, lane: int) -> None:
         """This replica's tensors were mended: what it had at a launch is gone, so it takes the answers outright."""

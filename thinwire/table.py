@@ -11,7 +11,7 @@ from .codec.base import Codec
 from .codec.dense import Float32
 from .live import Live
 from .replica import Replica, View
-from .rule import Carry, Outer, Overwrite, Reset, Rule, Scope, SharedMomentum, Sign, check_fraction
+from .rule import Average, Carry, Outer, Overwrite, Reset, Rule, Scope, SharedMomentum, Sign, check_fraction
 from .schedule import Every
 from .state_names import FIRST
 
@@ -156,7 +156,7 @@ def _check_pairing(row: Sync) -> None:
             f"feedback does not go with {type(rule).__name__}: it already keeps what the codec drops, "
             "which would then be sent twice. Leave feedback out"
         )
-    if kind == "grads" and (rule.at_launch or isinstance(rule, (Outer, Carry, SharedMomentum, Reset))):
+    if kind == "grads" and (rule.at_launch or isinstance(rule, (Average, Outer, Carry, SharedMomentum, Reset))):
         raise ValueError(f"{type(rule).__name__} is not for gradients: they take Overwrite or Sign")
     if isinstance(rule, Sign) and kind != "grads":
         raise ValueError(f"Sign hands gradients to plain SGD and does not go with {kind}")

@@ -148,6 +148,9 @@ def attached_twice() -> None:
         (lambda: a_replica(twice=True), "given twice"),
         (lambda: a_replica(weight="2"), "replica.weight must be a finite number"),  # type: ignore[arg-type]
         (lambda: a_replica(weight=None), "replica.weight must be a finite number"),  # type: ignore[arg-type]
+        (lambda: a_replica(weight=[1]), "replica.weight must be a finite number"),  # type: ignore[arg-type]
+        (lambda: tw.params.where("head"), "where takes a function"),  # type: ignore[arg-type]
+        (lambda: tw.Sync(tw.grads, tw.Every(1), tw.Average(), tw.Int8()), "they take Overwrite or Sign"),
         (lambda: a_fleet([tw.Replica(nn.Linear(2, 1), [])]), "no optimizer"),
         (lambda: a_fleet([a_replica()] * 2), "share a model"),
         (lambda: attached_twice(), "attached to a fleet already"),

@@ -13,12 +13,12 @@ from ..codec import Codec
 from ..rule import Carry, Nesterov
 from ..schedule import Every
 from ..table import Method
-from .common import Fragments, parameter_rows, table
+from .common import Fragments, parameter_rows, table, views_of
 
 
 def relay_diloco(
     every: int,
-    fragments: Fragments,
+    fragments: Fragments | None,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.6,
     codec: Codec | None = None,
@@ -33,6 +33,6 @@ def relay_diloco(
     >>> print(relay_diloco(30, [["0.*"], ["1.*"], ["2.*"]]).rows[1].when)
     every 30, offset 10, delay 10
     """
-    delay = -(-Every(every).period // max(1, len(fragments)))
+    delay = -(-Every(every).period // len(views_of(fragments)))
     rule = Carry(Nesterov(outer_lr, outer_momentum))
     return table("relay_diloco", *parameter_rows(fragments, every, delay, rule, codec), every=every)
