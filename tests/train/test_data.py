@@ -143,6 +143,12 @@ def test_tokens_are_mapped(tmp_path: Path, suffix: str) -> None:
         loaded([str(path)], vocabulary=100)
 
 
+def test_a_vocabulary_smaller_than_the_bytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("to be or not to be " * 50)
+    with pytest.raises(UserError, match="data.vocabulary = 10: .* use 256 or more"):
+        loaded([str(tmp_path / "t.txt")], tokenizer="bpe", vocabulary=10)
+
+
 def test_bpe_is_trained_once(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "t.txt").write_text("the cat sat on the mat, the cat sat.\n" * 80)

@@ -194,7 +194,7 @@ def test_another_number_of_workers_and_another_method(
         (("--steps", 5), "is at step 10 already"),
         (("--set", "optimizer.name=sgd"), "optimizer.name"),
         (("--set", "optimizer.name=muon"), "optimizer.name"),
-        (("--method", "demo"), "SGD"),
+        (("--method", "demo"), "--set optimizer.name=sgd"),
     ],
 )
 def test_a_resume_that_cannot_be_is_refused_and_leaves_the_run_as_it_was(

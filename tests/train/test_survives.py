@@ -33,7 +33,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize(
     ("sets", "method", "said"),
-    [((), "demo", "SGD"), (("--set", "method.fragments=99"), "streaming_diloco", "99")],
+    [((), "demo", "--set optimizer.name=sgd"), (("--set", "method.fragments=99"), "streaming_diloco", "99")],
 )
 def test_a_comparison_refuses_a_method_before_the_first_run(
     tmp_path: Path, thinwire, tiny: list[str], sets: tuple[str, ...], method: str, said: str

@@ -54,8 +54,8 @@ def train(request: TrainRequest) -> None:
         return
     _check_mode(request)
     with _run_folder(request.out, config.method["name"], request.resume) as folder:
-        # an elastic worker knows already how machines join
-        words = "" if request.join else _words(request)
+        # who joined other machines knows already how they join
+        words = "" if request.join or request.connect else _words(request)
         try:
             _launch(request, config, Order(folder, request.resume is not None, request.stop_at, words))
         except PeerGone as error:

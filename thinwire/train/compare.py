@@ -18,7 +18,7 @@ from thinwire.train import config as configs
 from thinwire.train.config import Config
 from thinwire.train.errors import UserError, as_user_error, nearest
 from thinwire.train.ledger import finite
-from thinwire.train.methods import build_method, method_keys
+from thinwire.train.methods import build_method, method_keys, refuse_optimizer
 from thinwire.train.run import Order
 
 Planned = list[tuple[str, Config]]  # label and config of each run
@@ -81,7 +81,9 @@ def _refuse_unfit(planned: Planned) -> None:
         replica = tw.Replica(model, inner if len(inner) > 1 else inner[0])
     for label, config in planned:
         try:
-            tw.Fleet([replica], build_method(config.method, model), tw.Local(), clip=config.train.clip or None)
+            method = build_method(config.method, model)
+            refuse_optimizer(method, common.optimizer)
+            tw.Fleet([replica], method, tw.Local(), clip=config.train.clip or None)
         except ValueError as error:
             raise UserError(f"{label} cannot run here, so none was started: {error}") from error
 

@@ -141,6 +141,8 @@ def _refuse_ignored(config: Config) -> None:
         raise UserError(f"model.{given[0]} is for model.kind = 'llama', not {model.kind!r}: leave it out")
     if data.vocabulary and data.kind != "tokens" and data.tokenizer != "bpe":
         raise UserError("data.vocabulary is for token files and for data.tokenizer = 'bpe': leave it out")
+    if data.kind != "tokens" and data.tokenizer == "bpe" and 0 < data.vocabulary < 256:
+        raise UserError(f"data.vocabulary = {data.vocabulary}: bpe has a token for each of 256 bytes: use 256 or more")
 
 
 def _kind(data: DataConfig, model: str) -> str:

@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,31 +87,58 @@ def in_processes(config: Config, order: Order, count: int) -> None:
     if config.workers % count:
         raise UserError(f"workers = {config.workers} cannot be shared out evenly over --processes {count}")
     context = multiprocessing.get_context("spawn")
-    troubles = context.SimpleQueue()
+    troubles, met = context.SimpleQueue(), context.Event()
     port = _free_port()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a child has to say comes once, through `troubles`
     children = [
-        context.Process(target=_child, args=(config, order, rank, count, port, troubles)) for rank in range(count)
+        context.Process(target=_child, args=(config, order, rank, count, port, troubles, met)) for rank in range(count)
     ]
     with _forwarding(children):
         for child in children:
             child.start()
-        for child in children:
-            child.join()
+        lost = _lost_among(children, met)
     if not troubles.empty():
         kind, text = troubles.get()
         raise {"user": UserError, "peer": PeerGone, "file": OSError}[kind](text)
-    if any(child.exitcode for child in children):
-        codes = ", ".join(f"process {i}: {child.exitcode}" for i, child in enumerate(children) if child.exitcode)
+    if lost:
+        codes = ", ".join(f"process {i}: {child.exitcode}" for i, child in enumerate(children) if child in lost)
         raise PeerGone(f"a process ended with an error ({codes})")
 
 
-def _child(config: Config, order: Order, rank: int, count: int, port: int, troubles: Any) -> None:
+def _lost_among(children: Sequence[BaseProcess], met: Any) -> list[BaseProcess]:
+    """Wait until all children have ended. Returns those that ended badly by themselves.
+
+    Once they have `met`, the others notice by themselves and save. Before, torch would have them wait for it.
+    """
+    alive, lost = list(children), list[BaseProcess]()
+    while alive:
+        wait([child.sentinel for child in alive])
+        for child in alive:
+            child.join(0)
+        lost += [child for child in alive if child.exitcode]
+        alive = [child for child in alive if child.exitcode is None]
+        if lost and not met.is_set():
+            _end(alive)
+            return lost
+    return lost
+
+
+def _end(children: Sequence[BaseProcess]) -> None:
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join()
+
+
+def _child(config: Config, order: Order, rank: int, count: int, port: int, troubles: Any, met: Any) -> None:
+    _end_with_the_parent()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(max(1, torch.get_num_threads() // count))
     try:
-        run(config, places.among_processes(config), order)
+        place = places.among_processes(config)
+        met.set()
+        run(config, place, order)
         _leave_group()
     except UserError as error:
         troubles.put(("user", str(error)))
@@ -120,6 +149,18 @@ def _child(config: Config, order: Order, rank: int, count: int, port: int, troub
     except OSError as error:
         troubles.put(("file", file_line(error)))
         os._exit(1)
+
+
+def _end_with_the_parent() -> None:
+    """If it is killed, nobody sees this process any more, nor can stop it: it saves and ends as after SIGTERM."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _free_port() -> int:

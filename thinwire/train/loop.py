@@ -16,7 +16,7 @@ from thinwire.train.config import Config, shared
 from thinwire.train.data import Dataset
 from thinwire.train.errors import as_user_error
 from thinwire.train.ledger import Ledger
-from thinwire.train.methods import build_method, resolved_method
+from thinwire.train.methods import build_method, refuse_optimizer, resolved_method
 from thinwire.train.place import Place
 from thinwire.train.resume import Keeper
 from thinwire.train.work import Team, Work, evaluate
@@ -38,7 +38,9 @@ class Trainer:
         self.last: Record = {}
 
     def method(self, section: dict[str, Any]) -> tw.Method:
-        return build_method(section, self.team.replicas[0].module)
+        method = build_method(section, self.team.replicas[0].module)
+        refuse_optimizer(method, self.config.optimizer)
+        return method
 
     def open_fleet(self, section: dict[str, Any]) -> None:
         """Join the replicas; models and optimizers must have been loaded before."""

@@ -6,13 +6,16 @@ import ast
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 import thinwire as tw
 import thinwire.methods
 from thinwire.train.errors import UserError, as_user_error, nearest
+
+if TYPE_CHECKING:
+    from thinwire.train.config import Optimizer as OptimizerConfig
 
 # what the trainer takes where a method has no default of its own
 DEFAULTS: dict[str, Any] = {"every": 16, "fragments": 2}
@@ -119,6 +122,16 @@ def build_method(method: dict[str, Any], model: nn.Module) -> Any:
     values = {key: _object(key, value, model) for key, value in resolved_method(method).items()}
     with as_user_error():
         return method_function(method["name"])(**values)
+
+
+def refuse_optimizer(method: tw.Method, optimizer: OptimizerConfig) -> None:
+    """In the words of a config: the library would say it in those of torch."""
+    if not any(row.rule.signs for row in method.rows):
+        return
+    for key, given, wanted in (("name", optimizer.name, "sgd"), ("momentum", optimizer.momentum, 0)):
+        if given != wanted:
+            needs = f"{method.name} hands plain SGD the sign of the update"
+            raise UserError(f"{needs}, but optimizer.{key} = {given!r}: --set optimizer.{key}={wanted}")
 
 
 def _object(key: str, value: Any, model: nn.Module) -> Any:

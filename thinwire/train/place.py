@@ -95,7 +95,7 @@ def among_processes(config: Config) -> Place:
         raise UserError(f"workers = {config.workers} cannot be shared out evenly over {size} processes")
     count = config.workers // size
     hosted = list(range(rank * count, (rank + 1) * count))
-    notes = Notes(rank, size, _prefixed("run", store), config.train.wait)
+    notes = Notes(rank, size, _prefixed("run", store), config.train.wait, os.environ["MASTER_ADDR"])
     return Place(hosted, device, tw.Group(), notes)
 
 
@@ -122,7 +122,7 @@ def _node_as_worker(config: Config, device: torch.device, store: Any) -> Place:
         )
     mesh = dist.device_mesh.init_device_mesh(device.type, (nodes, local_size), mesh_dim_names=("across", "inside"))
     node, inner = mesh.get_coordinate() or (0, 0)
-    notes = Notes(node, nodes, _prefixed(f"run/{inner}", store), config.train.wait)
+    notes = Notes(node, nodes, _prefixed(f"run/{inner}", store), config.train.wait, os.environ["MASTER_ADDR"])
     transport = tw.Group(mesh["across"]) if nodes > 1 else tw.Local()
     return Place([node], device, transport, notes, mesh["inside"])
 
@@ -143,7 +143,7 @@ def connected(config: Config, address: str, worker: int) -> Place:
     where = "" if inner else address  # one process of a site speaks
     _refuse_unequal_sites(meeting, worker, config, mesh.size() if mesh is not None else 1, where)
     store = _prefixed(f"run/{inner}", meeting)
-    notes = Notes(worker, config.workers, store, config.train.wait)
+    notes = Notes(worker, config.workers, store, config.train.wait, host.strip("[]"))
     return Place([worker], device, transport, notes, mesh, separate=True)
 
 

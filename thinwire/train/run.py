@@ -46,6 +46,7 @@ def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
     """Train; the summary of a run that reached its last step, else None."""
     data.resolve(config)
     try:
+        place.notes.keep_watch()
         _compare(config, place)
         with _claimed(order.folder, place, order.resume):
             trainer = _set_up(config, place)
