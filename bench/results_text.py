@@ -118,7 +118,6 @@ Beside what [the tables](results/runs.md) say:
 - The engine's overhead at 1B parameters (memory at 1B was measured), and on a GPU beyond 10 tensors.
 - On a GPU decoupled momentum with 256 of 4,096 components (a list of 18).
 - Of lists 10, 13, 16 and 18 what stands under their tables: ready to run, the GPU's time was used up.
-- Peers at 124M parameters on lines slower than 1 Gbit/s.
 """
 
 
@@ -356,7 +355,9 @@ SPEED = """\
 A round in at most .6 of torchft's time was wanted. Between real training steps it holds: .51 with two
 workers, .41 with four, .39 at 124M parameters, on loopback. At 1 Gbit/s, where the line is most of a round, ours takes
 .90 with four workers and .87 at 124M parameters on an idle machine (`peers_lines_idle`; 1.36 in a run beside other
-work). Rounds made one after the other (`bench/overhead.py`) do not reach it with 10 and 100 tensors against torchft
+work), and on slower lines, which are all that counts there, as long: 1.02 and .98 at 100 and 20 Mbit/s (124M
+parameters, 47 and 232 s, of which the bytes need 40 and 198). Rounds made one after the other (`bench/overhead.py`) do
+not reach it with 10 and 100 tensors against torchft
 without buckets, where .6 is what the bytes moved through memory allow at best (`bench/README.md`); with 1,000 tensors
 they take a quarter. Our streaming takes .51 of torchft's with two workers and .97 with four, since it mixes in place
 (`peers_loopback_streaming`; the tables before that say .65, 1.35 and, at 124M, 1.26). torch's DDP is faster than
