@@ -115,8 +115,9 @@ def _lost_among(children: Sequence[BaseProcess], met: Any) -> list[BaseProcess]:
         wait([child.sentinel for child in alive])
         for child in alive:
             child.join(0)
-        lost += [child for child in alive if child.exitcode]
-        alive = [child for child in alive if child.exitcode is None]
+        ended = [child for child in alive if child.exitcode is not None]  # asked once: more may end meanwhile
+        lost += [child for child in ended if child.exitcode]
+        alive = [child for child in alive if child not in ended]
         if lost and not met.is_set():
             _end(alive)
             return lost
