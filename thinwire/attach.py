@@ -96,17 +96,18 @@ class Hooks:
         if not self.stepped:
             self.fleet.before_step()
             self.gradients = [_first_gradient(each) for each in self.optimizers]
-        elif self.fleet.gradient_rows() and self._place(optimizer)() is not _first_gradient(optimizer)():
+        elif self.fleet.gradient_rows() and self._seen(optimizer)() is not _first_gradient(optimizer)():
             raise ValueError(f"an optimizer steps with gradients of a backward pass after another's step, {_ONCE}")
 
-    def _place(self, optimizer: Optimizer) -> Callable[[], Tensor | None]:
+    def _seen(self, optimizer: Optimizer) -> Callable[[], Tensor | None]:
+        """Its first gradient when the step began."""
         return next(seen for each, seen in zip(self.optimizers, self.gradients, strict=True) if each is optimizer)
 
     def _was_skipped(self, optimizer: Optimizer) -> bool:
         """Later ones have stepped already, and its gradients are those of another backward pass."""
         place = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
         later = any(id(each) in self.stepped for each in self.optimizers[place + 1 :])
-        return later and self._place(optimizer)() is not _first_gradient(optimizer)()
+        return later and self._seen(optimizer)() is not _first_gradient(optimizer)()
 
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.stepped.add(id(optimizer))

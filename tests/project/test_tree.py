@@ -59,7 +59,7 @@ def test_nothing_tracked_is_something_that_commands_write() -> None:
 @needs_git
 def test_no_project_file_is_tied_to_one_machine() -> None:
     """No index address and no absolute home path in what sets the project up."""
-    tied = re.compile(r"index-url|find-links|/home/|/root/|/Users/")
+    tied = re.compile(r"index-url|find-links|/(home|root|Users)/")
     for name in ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run"):
         assert not tied.search((ROOT / name).read_text()), name
 
