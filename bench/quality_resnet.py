@@ -4,7 +4,7 @@
     python bench/quality_resnet.py --blocks 1 --images 128 --steps 1536 --parallel 2 --out small.json  # for a CPU
 
 The folder holds the four idx files (.gz) of the Debian package dataset-fashion-mnist. Runs share the device, several
-at a time, and the file is written again after each: what a time limit cuts off is only missing.
+at a time, and the file is written again after each: what a time limit cuts off, the same command again adds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gzip
+import json
 import math
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -35,6 +36,7 @@ METHODS = {
     "diloco 128": tw.diloco(128),
     "diloco 512": tw.diloco(512),
     "consensus": tw.decoupled_momentum(128, variant="consensus"),
+    "consensus, 256": tw.decoupled_momentum(128, topk=256, variant="consensus"),
     "mean": tw.decoupled_momentum(128, variant="mean"),
     "paper": tw.decoupled_momentum(128, variant="paper"),
 }
@@ -143,6 +145,17 @@ def one_run(name: str, workers: int, seed: int, args: argparse.Namespace) -> dic
     return {"method": name, "workers": workers, "seed": seed, **found}
 
 
+def of_earlier_calls(out: Path, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs that the file holds already, of the same settings."""
+    if not out.exists():
+        return []
+    results = json.loads(out.read_text())["results"]
+    runs: list[dict[str, Any]] = results.pop("runs")
+    if results != facts:
+        raise ValueError(f"{out} holds runs of other settings, {results} instead of {facts}; write to another --out")
+    return runs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/fashion"))
@@ -154,12 +167,15 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=6)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
-    started, runs = machine(), []
+    started = machine()
     facts = {"steps": args.steps, "images": args.images, "lr": RATE, "torch": torch.__version__}
     facts |= {"device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu"}
     facts |= {"parameters": sum(p.numel() for p in resnet(0, blocks=args.blocks).parameters())}
+    runs = of_earlier_calls(args.out, facts)
+    done = {(run["method"], run["workers"], run["seed"]) for run in runs}
+    asked = [(name, workers, seed) for seed in args.seeds for workers in (8, 4, 2) for name in METHODS]
+    wanted = [run for run in asked if run not in done]
     with ProcessPoolExecutor(args.parallel, get_context("spawn")) as pool:
-        wanted = [(name, workers, seed) for seed in args.seeds for workers in (8, 4, 2) for name in METHODS]
         for future in as_completed([pool.submit(one_run, *run, args) for run in wanted]):
             runs.append(future.result())
             say(str(runs[-1]))

@@ -154,7 +154,7 @@ class Bare:
 
     @staticmethod
     def _kept(tensor: Tensor, offload: bool) -> Tensor:
-        return tensor.cpu().pin_memory() if offload else tensor
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor) if offload else tensor
 
     def round(self) -> None:
         for tensors in zip(*self.live, *self.anchors, *self.velocities, strict=True):
@@ -177,7 +177,8 @@ class Bare:
 def of_tensors(tensors: int, parameters: int, offload: bool, args: argparse.Namespace) -> dict[str, Any]:
     say(f"{tensors} tensors, {parameters:,} parameters{', offload' * offload}")
     torch.manual_seed(0)
-    start = Pile(parameters, tensors).to(args.device)
+    with torch.device(args.device):
+        start = Pile(parameters, tensors)
     replicas, others = ([copy.deepcopy(start) for _ in range(2)] for _ in range(2))
     hosted = [tw.Replica(model, torch.optim.SGD(model.parameters(), lr=0.0)) for model in replicas]
     fleet = tw.Fleet(hosted, tw.diloco(1, LR, MOMENTUM), tw.Local(), offload=offload)

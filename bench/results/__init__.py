@@ -52,7 +52,8 @@ def save(path: Path | None, seed: int, results: Any, started: dict[str, Any]) ->
     """Write the results as JSON; `started` is `machine()` as it was before the first measurement."""
     if path is None:
         return
-    asked = [word for before, word in zip(sys.argv, sys.argv[1:], strict=False) if "--out" not in (before, word)]
+    places = {"--out", "--json"}
+    asked = [word for before, word in zip(sys.argv, sys.argv[1:], strict=False) if not places & {before, word}]
     command = shlex.join(["python", "bench/" + Path(sys.argv[0]).name, *asked])
     record = {
         "command": command, "seed": seed, "versions": versions(),
