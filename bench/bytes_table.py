@@ -38,6 +38,7 @@ def main() -> None:
         "carry_diloco(32)": tw.carry_diloco(32),
         "relay_diloco(32, by_layer(model, 4))": tw.relay_diloco(32, fragments),
         "decoupled_momentum(128)": tw.decoupled_momentum(128),
+        "decoupled_momentum(128, topk=256)": tw.decoupled_momentum(128, topk=256),
         "sparseloco(32)": tw.sparseloco(32),
         "sparse_averaging(4)": tw.sparse_averaging(4),
         "two_bit_averaging(64)": tw.two_bit_averaging(64),

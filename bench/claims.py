@@ -189,9 +189,10 @@ def _decoupled(size: str, tried: dict[int, tuple[str, ...]]) -> list[Claim]:
 
 def _resnets(size: str, text: str) -> list[Claim]:
     return [
-        Claim(f'"consensus" for a {text} on Fashion-MNIST, M = {m}: the same',
-              between_the_periods("consensus", f"{size} M{m} "))
+        Claim(f'"{variant}" for a {text} on Fashion-MNIST, M = {m}: the same',
+              between_the_periods(variant, f"{size} M{m} "))
         for m in (2, 4, 8)
+        for variant in ("consensus", "consensus, 256")
     ]  # fmt: skip
 
 
@@ -207,8 +208,15 @@ OVERLAP = [
     Claim("eager at M = 4 loses at most 3%", gap_at_most("M4 eager", "M4 diloco", 3)),
     *_published_overlap(""),
     Claim("the published 2.3%, the 35M shape, H = 30, M = 2", gap_at_most("35M M2 eager", "35M M2 diloco .4", 2.3)),
-    Claim("delayed is clearly worse than eager, M = 4",
-          gap_at_least("earlier M4 delayed .4", "earlier M4 eager .4", 2)),
+    Claim("the published outer step, H = 100, M = 4, at most 3%", gap_at_most("M4 H100 eager", "M4 H100 diloco .4", 3)),
+    Claim("delayed is clearly worse than eager, M = 4", gap_at_least("M4 H30 delayed", "M4 H30 eager", 2)),
+    Claim("a lower rate (.1) mends half of delayed's loss, M = 4",
+          gap_halved("M4 H30 delayed .1", "M4 H30 delayed", "M4 H30 diloco .4")),
+    Claim("a lower rate (.2) mends half of eager's loss, M = 4",
+          gap_halved("M4 H30 eager .2", "M4 H30 eager", "M4 H30 diloco .4")),
+    Claim("one inner step of overlap loses less than 1%, M = 4",
+          gap_at_most("M4 H30 one inner step", "M4 H30 diloco .4", 1)),
+    Claim("E3M0 costs eager less than 1%, M = 4", gap_at_most("M4 H30 eager E3M0", "M4 H30 eager", 1)),
     Claim("goal, M = 2: half the published gap (1.15%), relay", gap_at_most("M2 relay .6", "M2 diloco .6", 1.15)),
     Claim("the same, the 35M shape", gap_at_most("35M M2 relay", "35M M2 diloco .6", 1.15)),
     Claim("goal, M = 4: under 3%, relay", gap_at_most("M4 relay .6", "M4 diloco .6", 3)),
@@ -226,8 +234,8 @@ OVERLAP = [
 DECOUPLED = [
     *_decoupled("", {
         2: ("consensus", "consensus, 256", "mean", "paper"),
-        4: ("consensus", "consensus, 256", "mean", "mean, 256"),
-        8: ("consensus", "consensus, 256", "mean"),
+        4: ("consensus", "consensus, 256", "mean", "mean, 256", "paper"),
+        8: ("consensus", "consensus, 256", "mean", "paper"),
     }),
     *_resnets("resnet", "ResNet"),
 ]  # fmt: skip
@@ -239,6 +247,8 @@ COMPOSED = [
     Claim("goal at 50M tokens (2.9 passes), AdamW: sparse averaging every 4", gap_at_most(
         "50M sparse averaging", "ddp", 1)),
     Claim("the same, Muon: two bits every 64", gap_at_most("muon 50M two bits 64", "muon 50M ddp", 1)),
+    Claim("the same with an outer rate of 1.5 (`tw.two_bit_averaging`)",
+          gap_at_most("muon 50M two bits 64, outer 1.5", "muon 50M ddp", 1)),
     Claim("goal at 100M tokens (5.8 passes), AdamW: sparseloco every 4",
           gap_at_most("100M sparseloco 4", "100M ddp", 1)),
     Claim("the same, against the lowest point of DDP's curve",
@@ -246,6 +256,12 @@ COMPOSED = [
     Claim("goal at 100M tokens, Muon: two bits every 64", gap_at_most("muon 100M two bits 64", "muon 100M ddp", 1)),
     Claim("the same, against the lowest point of DDP's curve",
           gap_at_most("muon 100M two bits 64", "muon 100M ddp", 1, lowest=True)),
+    Claim("the same at ten times the weight decay, where DDP does not overfit",
+          gap_at_most("muon 100M two bits 64, decay 1", "muon 100M ddp, decay 1", 1)),
+    Claim("the same, AdamW: sparseloco every 4", gap_at_most("100M sparseloco 4, decay 1", "100M ddp, decay 1", 1)),
+    Claim("goal at 25M tokens in four times as many steps, AdamW: sparse averaging every 4",
+          best_at_most("steps 1000x", "steps rate adamw", 1)),
+    Claim("the same, Muon: two bits every 64", best_at_most("steps muon 1000x", "steps rate muon", 1)),
     Claim("within 1% at 3000x, 25M tokens, AdamW", best_at_most("3000x", "rate adamw", 1)),
     Claim("the same, Muon", best_at_most("muon 3000x", "rate muon", 1)),
     Claim("within 1% at 3000x, 100M tokens, Muon: two bits every 192",

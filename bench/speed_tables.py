@@ -157,6 +157,11 @@ def tensors(record: Any) -> Rows:
     ]  # fmt: skip
 
 
+def tensors_on_a_gpu(record: Any) -> Rows:
+    places = [each["offload"] for each in record["results"]["tensors"]]
+    return [["host" if away else "GPU", *row] for away, row in zip(places, tensors(record), strict=True)]
+
+
 def images(record: Any) -> Rows:
     """A row a method; of each number of workers, the mean over the seeds."""
     runs = record["results"]["runs"]
@@ -205,13 +210,17 @@ SPEED = peer_tables() + [
     Speed("The engine on more tensors", "scaling", "python bench/scaling.py --parts tensors",
           "Two replicas in one process, beside a loop over the tensors that does the same arithmetic.",
           ("parameters", "tensors", "engine ms", "bare loop ms", "ratio"), tensors),
-    Speed("The engine on a GPU", "scaling_cuda",
-          "python bench/scaling.py --parts tensors --device cuda --tensors 10 --parameters 100000000 --rounds 9",
-          "The same on one H200, with the outer state there and (second line) on the host. The second is of before the"
-          " cause of its 1.95 was mended: at launch the whole state came and went, though only the anchor is read then."
-          " By the tensors that cross, eight a replica have become five, and the bare loop's are four; it was not"
-          " measured again.",
-          ("parameters", "tensors", "engine ms", "bare loop ms", "ratio"), tensors),
+    *(
+        Speed(f"The engine on a GPU, {size}", file,
+              f"python bench/scaling.py --parts tensors --device cuda --tensors {counts} --parameters {parameters}"
+              " --rounds 9",
+              "The same on one H200, with the outer state there or on the host (`offload=True`), wall time.",
+              ("outer state", "parameters", "tensors", "engine ms", "bare loop ms", "ratio"), tensors_on_a_gpu)
+        for size, file, counts, parameters in (
+            ("100M parameters", "scaling_cuda", "10 100 1000", 100_000_000),
+            ("1B parameters", "scaling_cuda_1b", "10 1000", 1_000_000_000),
+        )
+    ),
     Speed("Codecs on two cores", "codecs_cpu", "OMP_NUM_THREADS=2 python bench/codecs.py --device cpu --only DCT",
           "124M parameters in GPT-2's shapes: milliseconds, and times a plain copy.",
           ("codec", "copy", "encode", "encode with residual", "decode", "merge of four"), codecs),

@@ -47,7 +47,7 @@ class Table:
 
 def read_results() -> Results:
     found = [json.loads(path.read_text())["results"] for path in sorted((RESULTS / "quality").glob("*.json"))]
-    return {results["name"]: results for results in found}
+    return {results["name"]: {"decay": Run.decay, **results} for results in found}  # the first runs do not name it
 
 
 def read_earlier() -> Results:
@@ -80,8 +80,8 @@ def read_tables(results: Results) -> list[Table]:
 
 
 def reference(result: dict[str, Any], results: Results) -> dict[str, Any] | None:
-    """DDP with the same inner optimizer, tokens and seed; the best learning rate of those tried."""
-    alike = ("optimizer", "steps", "tokens", "preset", "seed")
+    """DDP with the same inner optimizer, weight decay, tokens and seed; the best learning rate of those tried."""
+    alike = ("optimizer", "decay", "steps", "tokens", "preset", "seed")
     found = [r for r in results.values() if r["method"] == "tw.ddp()" and all(r[k] == result[k] for k in alike)]
     return min(found, key=lambda r: r["finished"], default=None)
 

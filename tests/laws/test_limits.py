@@ -238,7 +238,7 @@ def two_values(step: int, worker: int, like: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_two_bits_are_enough_for_two_values(workers: int) -> None:
-    left, right = (problem.fleet(method, workers, sgd) for method in (tw.two_bit_averaging(4), tw.local_sgd(4)))
+    left, right = (problem.fleet(method, workers, sgd) for method in (tw.two_bit_averaging(4, 1.0), tw.local_sgd(4)))
     for _ in range(24):
         blind_step(left, two_values)
         blind_step(right, two_values)
@@ -263,7 +263,7 @@ def test_sparse_averaging_of_all_values_in_two_bits_is_averaging(workers: int) -
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_two_bits_drop_is_in_the_residuals(workers: int) -> None:
     """All that was sent and the mean residual are, together, the mean drift since the start: nothing is lost."""
-    left, right = (problem.fleet(method, workers, sgd) for method in (tw.two_bit_averaging(4), tw.local_sgd(4)))
+    left, right = (problem.fleet(method, workers, sgd) for method in (tw.two_bit_averaging(4, 1.0), tw.local_sgd(4)))
     for _ in range(24):
         blind_step(left, noise)
         blind_step(right, noise)

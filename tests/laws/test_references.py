@@ -270,7 +270,7 @@ CASES: dict[str, tuple[Callable[[], tw.Method], Callable[[], Any], Inner, float]
     ),
     "two-bit averaging": (
         lambda: tw.two_bit_averaging(4),
-        lambda: ref.Outer(ref.Nesterov(1.0, 0.0), 0.0, TWO_BIT, 1.0, every=4),
+        lambda: ref.Outer(ref.Nesterov(1.5, 0.0), 0.0, TWO_BIT, 1.0, every=4),
         ADAMW,
         COARSE,
     ),

@@ -106,7 +106,7 @@ class Row:
 
 
 def settings(layers: int) -> list[Setting]:
-    """One setting a method, the same whatever the link: the period its published quality belongs to.
+    """One setting a method, the same whatever the link: the period (and components) its known quality belongs to.
 
     The DiLoCo family shares its period, and those that overlap share fragments and bits, so that they compare.
     """
@@ -123,7 +123,7 @@ def settings(layers: int) -> list[Setting]:
         {"name": "eager_diloco", "every": 30, "fragments": fragments, "codec": "E3M0()"},
         {"name": "carry_diloco", "every": 30, "codec": "E3M0()"},
         {"name": "relay_diloco", "every": 30, "fragments": fragments, "codec": "E3M0()"},
-        {"name": "decoupled_momentum", "every": 128},
+        {"name": "decoupled_momentum", "every": 128, "topk": 256},
         {"name": "sparseloco", "every": 30},
         {"name": "sparse_averaging", "every": 4},
         {"name": "two_bit_averaging", "every": 64},
