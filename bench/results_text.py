@@ -381,10 +381,13 @@ COMPOSED_ON_A_CPU = """\
   fresh rate muon 4e-3>. The period costs nearly all of two bits' loss: averaging in fp32 every 64 <fresh muon averaged
   64 : fresh rate muon 4e-3>. One of 64 is another matter: averaging in fp32 every 5 costs <fresh muon averaged 5 :
   fresh rate muon 4e-3>, so that what is not sent costs the rest. An outer rate of 1.5 changes two bits by <fresh muon
-  1000x two bits 64, outer 1.5 : fresh muon 1000x two bits 64> and one of 64 by <fresh muon 1000x one of 64, 5, decay
-  .8, outer 1.5 : fresh muon 1000x one of 64, 5, decay .8>; an inner rate of 8e-3 one of 64 by <fresh muon 1000x one of
-  64, 5, decay .8, rate 8e-3 : fresh muon 1000x one of 64, 5, decay .8>, of 2e-3 by <fresh muon 1000x one of 64, 5,
-  decay .8, rate 2e-3 : fresh muon 1000x one of 64, 5, decay .8>.
+  1000x two bits 64, outer 1.5 : fresh muon 1000x two bits 64> (second seed <fresh muon 1000x two bits 64, outer 1.5,
+  seed 1 : fresh muon 1000x two bits 64, seed 1>; 2 <?fresh muon 1000x two bits 64, outer 2 : fresh muon 1000x two bits
+  64>; with AdamW 1.5 <fresh 1000x two bits 64, outer 1.5 : fresh 1000x two bits 64>), averages in fp32 by <?fresh muon
+  averaged 64, outer 1.5 : fresh muon averaged 64>, and one of 64 by <fresh muon 1000x one of 64, 5, decay .8, outer 1.5
+  : fresh muon 1000x one of 64, 5, decay .8>; an inner rate of 8e-3 one of 64 by <fresh muon 1000x one of 64, 5, decay
+  .8, rate 8e-3 : fresh muon 1000x one of 64, 5, decay .8>, of 2e-3 by <fresh muon 1000x one of 64, 5, decay .8, rate
+  2e-3 : fresh muon 1000x one of 64, 5, decay .8>.
 """
 
 SPEED = """\
