@@ -59,7 +59,7 @@ class Hooks:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.optimizers = fleet.replicas[0].optimizers
-        self.stepped: set[int] = set()
+        self.stepped: dict[int, Callable[[], Tensor | None]] = {}  # a gradient that each has stepped with
         self.gradients: list[Callable[[], Tensor | None]] = []  # one of each optimizer's when the step began
 
     def register(self) -> None:
@@ -96,7 +96,7 @@ class Hooks:
         if not self.stepped:
             self.fleet.before_step()
             self.gradients = [_first_gradient(each) for each in self.optimizers]
-        elif self.fleet.gradient_rows() and self._seen(optimizer)() is not _first_gradient(optimizer)():
+        elif self.fleet.gradient_rows() and _is_other(optimizer, self._seen(optimizer)):
             raise ValueError(f"an optimizer steps with gradients of a backward pass after another's step, {_ONCE}")
 
     def _seen(self, optimizer: Optimizer) -> Callable[[], Tensor | None]:
@@ -104,13 +104,16 @@ class Hooks:
         return next(seen for each, seen in zip(self.optimizers, self.gradients, strict=True) if each is optimizer)
 
     def _was_skipped(self, optimizer: Optimizer) -> bool:
-        """Later ones have stepped already, and its gradients are those of another backward pass."""
+        """Later ones have stepped already, and it and one of those hold gradients of another backward pass."""
         place = next(i for i, each in enumerate(self.optimizers) if each is optimizer)
-        later = any(id(each) in self.stepped for each in self.optimizers[place + 1 :])
-        return later and self._seen(optimizer)() is not _first_gradient(optimizer)()
+        later = [each for each in self.optimizers[place + 1 :] if id(each) in self.stepped]
+        anew = [
+            each for each in later if _first_gradient(each)() is not None and _is_other(each, self.stepped[id(each)])
+        ]
+        return bool(anew) and _is_other(optimizer, self._seen(optimizer))
 
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.stepped.add(id(optimizer))
+        self.stepped[id(optimizer)] = _first_gradient(optimizer)
         if len(self.stepped) == len(self.optimizers):
             self._end()
 
@@ -130,6 +133,11 @@ def _refuse_scaled(optimizer: Optimizer) -> None:
 
 def _hooks_of(optimizer: Optimizer) -> list[Any]:
     return list(optimizer._optimizer_step_pre_hooks.values())
+
+
+def _is_other(optimizer: Optimizer, seen: Callable[[], Tensor | None]) -> bool:
+    """Whether there was another backward pass since: its first gradient is another tensor."""
+    return seen() is not _first_gradient(optimizer)()
 
 
 def _first_gradient(optimizer: Optimizer) -> Callable[[], Tensor | None]:

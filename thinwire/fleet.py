@@ -177,7 +177,11 @@ class Fleet:
     def before_step(self) -> None:
         """Once a step, before the first optimizer: gradient rows meet, and are clipped."""
         if self.steps_begun > self.steps:
-            return
+            if not self.gradient_rows():
+                return
+            text = f"step {self.steps_begun} met its gradients, but no optimizer stepped: it changed nothing"
+            self.events.add("unfinished", self.steps_begun, text)
+            self.after_step()  # its rounds are over, or waited for by others
         joined = not self._begun and self._begin()
         rows = self.gradient_rows()
         self.steps_begun = self.steps + (not joined or bool(rows))  # who has just joined has no step to give

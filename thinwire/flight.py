@@ -130,7 +130,10 @@ def _present(copy: Tensor | None) -> Tensor:
 
 @dataclass
 class Sent:
-    """What one replica put into a round, kept until the answer lands."""
+    """What one replica put into a round, kept until the answer lands.
+
+    `unwell`: it was left out since its tensors had been cleared, as it is in the next round if this one is lost.
+    """
 
     own: Tensor | None
     rest: Tensor | None
@@ -138,6 +141,7 @@ class Sent:
     sick: bool
     weighed: float
     present: list[bool]
+    unwell: bool = False
 
 
 @dataclass

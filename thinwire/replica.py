@@ -135,7 +135,6 @@ class Replica:
         self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self.statistics = _batch_norm_buffers(self.module)
         self._places = self._find_places()
-        self._held = self._count_held()
         if len(named) < sum(1 for _ in self.module.parameters()):
             raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
         self._check()
@@ -154,6 +153,11 @@ class Replica:
             raise ValueError(
                 "the optimizer holds no trainable parameter of this model: build it from model.parameters(), "
                 "after the model is wrapped, sharded or moved"
+            )
+        if self._stranger() is not None:
+            raise ValueError(
+                "an optimizer holds a parameter that is not the model's, and would never be sent: make it a part of "
+                "the model (a loss's too), or give it an optimizer of its own that is not in this fleet"
             )
 
     def weighs(self) -> float:
@@ -242,9 +246,13 @@ class Replica:
             raise ValueError(
                 f"{thawed} was frozen when the fleet was made and trains now, but would never be sent: {anew}"
             )
-        new = self._new_parameter() if self._count_held() != self._held else None
+        self._places = self._find_places()
+        new = self._stranger()
         if new is not None:
             raise ValueError(f"{new} came after the fleet was made and would never be sent: {anew}")
+        replaced = self._replaced()
+        if replaced is not None:
+            raise ValueError(f"{replaced} is another parameter than when the fleet was made, and is not sent: {anew}")
         now = _batch_norm_buffers(self.module) if self.statistics else {}
         other = next((name for name, buffer in self.statistics.items() if now.get(name) is not buffer), None)
         if other is not None:
@@ -253,13 +261,20 @@ class Replica:
                 "move, cast and load the model before that"
             )
 
-    def _new_parameter(self) -> str | None:
-        names = (clean_name(name) for name, _ in self.module.named_parameters())
-        return next((name for name in names if name not in self.trainable and name not in self.frozen), None)
+    def _stranger(self) -> str | None:
+        """A parameter that an optimizer trains and no row can carry."""
+        known = {id(parameter) for parameter in (*self.trainable.values(), *self.frozen.values())}
+        if self._places.keys() <= known:
+            return None
+        names = {id(parameter): clean_name(name) for name, parameter in self.module.named_parameters()}
+        names = {key: name for key, name in names.items() if key not in known}
+        return next((names[key] for key in self._places if key in names), "a parameter of no module of the model")
 
-    def _count_held(self) -> int:
-        """How many parameters the optimizers have."""
-        return sum(len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups)
+    def _replaced(self) -> str | None:
+        """A name that stands for another parameter by now. FSDP2 shows whole tensors in place of shards at times."""
+        now = {clean_name(name): parameter for name, parameter in self.module.named_parameters()}
+        plain = ((name, parameter) for name, parameter in self.trainable.items() if not is_dtensor(parameter))
+        return next((name for name, parameter in plain if now.get(name, parameter) is not parameter), None)
 
     def island_mesh(self) -> Any | None:
         """The device mesh that the parameters are sharded over inside this worker, if any."""

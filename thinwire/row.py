@@ -39,6 +39,7 @@ class Row:
         ]
         self.layout: Layout = self.lanes[0].live.layout
         self.names = self.lanes[0].live.names
+        self.tensors = frozenset(self.names)
         self.wire = Wire(sync.codec, self.layout, fleet)
         self.flights: deque[Flight] = deque()
         self.launched = self.landed = 0
@@ -130,7 +131,7 @@ class Row:
         self.landed = self.launched
 
     def _prepare(self, lane: Lane) -> tuple[Header, Tensor | list[Tensor], Sent]:
-        rule, present = self.sync.rule, lane.live.present()
+        rule, present, unwell = self.sync.rule, lane.live.present(), lane.unwell
         lane.live.replica.refuse_changed()
         bits = self._parameter_bits(lane)
         with lane.borrowed(to_read=not rule.at_launch) as state:
@@ -147,7 +148,7 @@ class Row:
                 self.fleet.cleanse(lane.live.replica, self)
             shared = rule.shared_copy(state)
             bits = lane.live.checksum(shared) if shared is not None else bits
-        sent = Sent(None, None, kept, sick, lane.weighed, present)
+        sent = Sent(None, None, kept, sick, lane.weighed, present, unwell)
         contribution = self._encode(message, sent, weight)
         return Header(self.wire.size(), weight, norm, bits, present=present), contribution, sent
 
@@ -252,6 +253,7 @@ class Row:
         lost.row, lost.round, lost.step = self.index, flight.number, self.fleet.steps
         self.fleet.events.add("lost", lost.step, str(lost), self.index, flight.number, lost.workers)
         for lane, sent in zip(self.lanes, flight.sent, strict=True):
+            lane.unwell |= sent.unwell
             with lane.borrowed() as state:
                 self.sync.rule.lose(lane.live, state, sent.kept, self.scope)
                 residual = state.get("residual")
@@ -290,6 +292,10 @@ class Row:
                 self._note_drift(answer, math.sqrt(reduced.square) if self._compares else None)
         if self.sync.rule.equalises(self.scope):
             self.equal_at = self.fleet.steps_begun
+        else:
+            for row in self.fleet.rows:  # that share a tensor which has just been moved apart
+                if row.sync.view.kind == self.sync.view.kind and not row.tensors.isdisjoint(self.tensors):
+                    row.equal_at = -1
 
     def send_copy_again(self, number: int, source: int) -> None:
         """That of a healthy worker: a sick one's parameters may be what is not finite."""

@@ -99,6 +99,7 @@ def _save_flight(row: Row, lane: int, slot: int) -> dict[str, Any]:
         "number": flight.number if flight else 0,
         "lost": str(flight.lost) if flight and flight.lost else "",
         "sick": sent.sick,
+        "unwell": sent.unwell,
         "weighed": sent.weighed,
         "source": -1 if answer is None or answer.source is None else answer.source,
         "present": torch.tensor(sent.present, device="cpu"),
@@ -184,6 +185,7 @@ def _load_flight(row: Row, flight: Flight, slot: dict[str, Any]) -> None:
     }
     present = slot["present"].tolist()
     sent = Sent(buffers["own"], buffers["rest"], buffers["kept"], bool(slot["sick"]), float(slot["weighed"]), present)
+    sent.unwell = bool(slot.get("unwell", False))  # states of earlier versions do not say
     flight.sent.append(sent)
     if slot["lost"]:
         flight.lost = AllSick(slot["lost"])  # it stopped the run that was saved, if it had to; not this one too

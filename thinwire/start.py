@@ -38,7 +38,8 @@ def _facts(fleet: Fleet, lane: int) -> dict[str, Any]:
     for row in fleet.rows:
         live = row.lanes[lane].live
         for name, shape, dtype in zip(live.names, live.layout.shapes, live.dtypes(), strict=True):
-            tensors[f"row {row.index}, {row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype}"
+            state = f" {live.view.state_of(live.replica, name)}" if live.view.kind == "moment" else ""
+            tensors[f"row {row.index}, {row.sync.view.kind} {name}"] = f"{tuple(shape)} {dtype}{state}"
     return {"method": str(fleet.method), "tensors": tensors}
 
 

@@ -13,7 +13,7 @@ from .live import Live
 from .replica import Replica, View
 from .rule import Average, Carry, Outer, Overwrite, Reset, Rule, Scope, SharedMomentum, Sign, check_fraction
 from .schedule import Every
-from .state_names import FIRST
+from .state_names import FIRST, SECOND
 
 NO_OPTIMIZER = 'moments="half-life" reads the periods off the optimizer: pass it, as in tw.cost(.., optimizer)'
 
@@ -161,7 +161,14 @@ def _check_pairing(row: Sync) -> None:
     if isinstance(rule, Sign) and kind != "grads":
         raise ValueError(f"Sign hands gradients to plain SGD and does not go with {kind}")
     if isinstance(rule, Overwrite) and delay and kind in ("params", "buffers"):
-        raise ValueError(f"after a delay Overwrite is for moments, which forget: use Average() for {kind}")
+        instead = "Average() for params" if kind == "params" else "delay=0 for buffers"
+        raise ValueError(f"after a delay Overwrite is for moments, which forget: use {instead}")
+    if isinstance(rule, Overwrite) and row.codec.coarse and kind == "params":
+        raise ValueError("Overwrite sends the parameters themselves, which a coarse codec would distort: use Average()")
+    differs = not isinstance(rule, (Overwrite, Reset)) and not (isinstance(rule, Average) and not delay)
+    if differs and (kind == "buffers" or set(row.view.states).intersection(SECOND)):
+        what = "variances among BatchNorm's statistics" if kind == "buffers" else f"the second moment {SECOND[0]}"
+        raise ValueError(f"{type(rule).__name__} steps by differences and makes {what} negative: use Overwrite()")
     if isinstance(rule, Reset) and kind != "moment":
         raise ValueError(f"Reset starts moments anew and does not go with {kind}")
     if kind == "grads" and delay:

@@ -254,3 +254,58 @@ def test_a_fragment_that_was_mended_takes_its_answer_outright() -> None:
     assert anchor is not None and not torch.equal(before, anchor)  # it has trained on
     train(fleet, 1)
     assert torch.equal(sick.live.read(), anchor)
+
+
+def test_a_lost_round_leaves_who_was_mended_out_of_the_next_one() -> None:
+    """Its moments were cleared: losing the first round must be as if the period had been twice as long."""
+
+    def moments(period: int, lose: Any = None) -> list[torch.Tensor]:
+        rows = (
+            tw.Sync(tw.params, tw.Every(2), tw.Average()),
+            tw.Sync(tw.moment("exp_avg"), tw.Every(period), tw.Overwrite()),
+        )
+        fleet = fleet_of(tw.Method("rows", rows), 2, adamw, lose=lose)
+        train(fleet, 1)
+        poison(fleet, 0, states=False)
+        train(fleet, 7, begin=1)
+        assert fleet.events.counts["sick"] > 1
+        return [value for replica in fleet.replicas for value in states_of(replica)]
+
+    def states_of(replica: tw.Replica) -> list[torch.Tensor]:
+        return [state["exp_avg"] for name in replica.trainable if (state := replica.state_of(name))]
+
+    lost = moments(4, lambda row, number: row == 1 and number == 1)
+    for one, other in zip(lost, moments(8), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_a_worker_without_weight_neither_spoils_a_second_moment_nor_wipes_a_first(delay: int) -> None:
+    """Rounding took the second below zero, whose root is NaN; a tensor that only the weightless has is its own."""
+    models = [torch.nn.ModuleDict({k: torch.nn.Linear(4, 2) for k in "ab"}) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    replicas = [tw.Replica(m, torch.optim.Adam(m.parameters(), 0.0), weight=w) for w, m in enumerate(models)]
+    fleet = tw.Fleet(replicas, tw.local_adam(every=4, delay=delay), tw.Local())
+    for step in range(9):
+        for worker, replica in enumerate(replicas):
+            scale = 30.0 if worker == 0 and step < 2 else 0.0
+            for name, parameter in replica.trainable.items():
+                if name.startswith("a") or worker == 0:
+                    parameter.grad = torch.full_like(parameter, scale if name.startswith("a") else 1.0)
+        fleet.step()
+    first = replicas[0].state_of("b.weight")["exp_avg"]
+    torch.testing.assert_close(first, torch.full_like(first, 1 - 0.9**9))
+    assert all(
+        float(r.state_of(name)["exp_avg_sq"].min()) >= 0 for r in replicas for name in r.trainable if r.state_of(name)
+    )
+    assert finite(fleet)
+
+
+def test_what_a_later_row_moves_apart_is_no_longer_taken_as_equal() -> None:
+    heads = tw.params.where(lambda name: "head" in name)
+    rows = tw.Sync(tw.params, tw.Every(4), tw.Average()), tw.Sync(heads, tw.Every(4, offset=2, delay=2), tw.Average())
+    fleet = fleet_of(tw.Method("overlapping", rows), 2, sgd)
+    train(fleet, 8)
+    assert not all_equal(fleet)
+    mean = torch.stack([replica.module.head.weight.detach() for replica in fleet.replicas]).mean(0)
+    torch.testing.assert_close(fleet.consensus()["head.weight"], mean)

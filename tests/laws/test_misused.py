@@ -91,6 +91,36 @@ def test_a_parameter_that_comes_later_is_refused_at_the_next_launch() -> None:
         train(fleet, 1, begin=1)
 
 
+def test_a_parameter_that_is_replaced_is_refused_at_the_next_launch() -> None:
+    fleet = fleet_of(tw.local_sgd(2), 1, adamw)
+    replica = fleet.replicas[0]
+    train(fleet, 1)
+    name, old = next((name, p) for name, p in replica.module.named_parameters() if name == "head.weight")
+    new = replica.module.head.weight = nn.Parameter(old.detach().clone())
+    parameters = replica.optimizers[0].param_groups[0]["params"]
+    parameters[next(i for i, each in enumerate(parameters) if each is old)] = new
+    with pytest.raises(ValueError, match="head.weight"):
+        train(fleet, 1, begin=1)
+
+
+def test_a_parameter_that_is_not_the_models_is_refused() -> None:
+    """Of a loss, say: under ddp it would part the workers, and nothing would say so."""
+    model = odd_model()
+    with pytest.raises(ValueError, match="not the model's"):
+        tw.Replica(model, sgd([*model.parameters(), nn.Parameter(torch.ones(()))]))
+
+
+def test_groups_may_be_merged() -> None:
+    fleet = fleet_of(tw.desloc(2), 2, lambda parameters: torch.optim.AdamW([{"params": [p]} for p in parameters]))
+    train(fleet, 2)
+    for replica in fleet.replicas:
+        first, *others = replica.optimizers[0].param_groups
+        first["params"] += [p for group in others for p in group["params"]]
+        del replica.optimizers[0].param_groups[1:]
+    train(fleet, 4, begin=2)
+    assert fleet.steps == 6 and not fleet.events
+
+
 def test_statistics_that_are_put_in_anew_are_refused_at_the_next_launch() -> None:
     """Casting and some ways of loading keep a parameter and replace a buffer."""
     model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5))
@@ -105,8 +135,8 @@ def test_statistics_that_are_put_in_anew_are_refused_at_the_next_launch() -> Non
 def test_replicas_share_neither_an_optimizer_nor_a_parameter() -> None:
     one, other = odd_model(), odd_model()
     both = sgd([*one.parameters(), *other.parameters()])
-    with pytest.raises(ValueError, match="share a model"):
-        tw.Fleet([tw.Replica(one, both), tw.Replica(other, both)], tw.local_sgd(2), tw.Local())
+    with pytest.raises(ValueError, match="not the model's"):
+        tw.Replica(one, both)
     other.head.weight = one.head.weight
     pair = [tw.Replica(model, sgd(model.parameters())) for model in (one, other)]
     with pytest.raises(ValueError, match="share a model"):
@@ -145,3 +175,60 @@ def test_finish_takes_the_first_worker_that_is_finite(variant: Any, sick: int) -
         for parameter, expected in zip(replica.trainable.values(), healthy, strict=True):
             assert torch.equal(parameter, expected)
     assert fleet.events.counts == ({"sick": 1} if sick == 0 else {})
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1)])
+def test_optimizers_may_step_in_any_order_each_after_a_backward_pass_of_its_own(order: tuple[int, ...]) -> None:
+    parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    optimizers = [sgd(part.parameters()) for part in parts]
+    fleet = tw.attach(parts, optimizers, tw.local_sgd(2), tw.Local())
+    for _ in range(6):
+        for i in order:
+            optimizers[i].zero_grad()
+            parts[i](torch.ones(2, 4)).square().mean().backward()
+            optimizers[i].step()
+    assert fleet.steps == 6 and fleet.bytes_sent == tw.cost(tw.local_sgd(2), parts, 1).bytes(6)
+
+
+def test_optimizers_may_step_within_the_backward_pass() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    each = {parameter: sgd([parameter]) for parameter in model.parameters()}
+    fleet = tw.attach(model, list(each.values()), tw.local_sgd(2), tw.Local())
+
+    def step(parameter: nn.Parameter) -> None:
+        each[parameter].step()
+        each[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(6):
+        model(torch.ones(2, 4)).square().mean().backward()
+    assert fleet.steps == 6 and fleet.bytes_sent == tw.cost(tw.local_sgd(2), model, 1).bytes(6)
+
+
+def test_a_step_that_raised_after_the_gradients_had_met_parts_nobody() -> None:
+    """A loop that catches it and drops the batch goes on; the rounds of that step are over."""
+    fleet = fleet_of(tw.ddp(), 2, sgd)
+    failing = iter([False, True])
+
+    def out_of_memory(*_: Any) -> None:
+        if next(failing, False):
+            raise torch.OutOfMemoryError
+
+    fleet.replicas[0].optimizers[0].register_step_pre_hook(out_of_memory)
+    train(fleet, 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(fleet, 1, begin=1)
+    train(fleet, 3, begin=2)
+    one, other = (replica.module.state_dict() for replica in fleet.replicas)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert fleet.steps == 5 and fleet.events.counts == {"unfinished": 1}
+
+
+def test_workers_with_other_optimizers_do_not_mix_their_states() -> None:
+    kinds = [lambda given: torch.optim.Adamax(given), lambda given: torch.optim.SGD(given, momentum=0.9)]
+    models = [odd_model(), odd_model()]
+    replicas = [tw.Replica(model, kind(model.parameters())) for model, kind in zip(models, kinds, strict=True)]
+    fleet = tw.Fleet(replicas, tw.desloc(1), tw.Local())
+    with pytest.raises(ValueError, match="exp_avg on worker 0.* momentum_buffer on worker 1"):
+        fleet.begin()

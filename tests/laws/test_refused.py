@@ -58,6 +58,12 @@ def test_demo_needs_plain_sgd(optimizer: Any) -> None:
         lambda: tw.Sync(tw.params, 8, tw.Average()),  # type: ignore[arg-type]
         lambda: tw.Sync(tw.params, tw.Every(8, delay=1), tw.Overwrite()),
         lambda: tw.Sync(tw.buffers, tw.Every(8, delay=1), tw.Overwrite()),
+        lambda: tw.Sync(tw.buffers, tw.Every(8, delay=1), tw.Average()),
+        lambda: tw.Sync(tw.buffers, tw.Every(8), tw.Outer(tw.Nesterov(0.7, 0.9))),
+        lambda: tw.Sync(tw.moment("exp_avg_sq"), tw.Every(8, delay=1), tw.Average()),
+        lambda: tw.Sync(tw.moment("exp_avg_sq"), tw.Every(8), tw.Outer(tw.Nesterov(0.7, 0.9))),
+        lambda: tw.Sync(tw.moment("exp_avg_sq"), tw.Every(8, delay=8), tw.Carry(tw.Nesterov(0.7, 0.9))),
+        lambda: tw.Sync(tw.params, tw.Every(8), tw.Overwrite(), tw.TopK(2, 8)),
         lambda: tw.Group(max_rate=-5),
         lambda: tw.Nesterov(-1.0, 0.9),
         lambda: tw.Nesterov(0.7, 1.5),

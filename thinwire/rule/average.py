@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..live import Live
+from ..state_names import SECOND
 from .base import Rule, Scope
 from .reduced import Reduced
 from .state import State
@@ -64,6 +65,8 @@ class Overwrite(Rule):
             return
         scales = [beta**scope.delay for beta in x.decays()] if scope.delay else None
         _replace(x, state, answer, scales)
+        if scope.delay and set(x.view.states).intersection(SECOND):
+            x.write(x.read().clamp_(min=0))  # rounding alone takes a mean of squares below zero, and its root is NaN
 
 
 def _offset(x: Live, state: State) -> Tensor:
@@ -82,10 +85,11 @@ def _replace(x: Live, state: State, answer: Reduced, scales: list[float] | None)
         rest = x.read().sub_(answer.own)  # first, so that nothing but the mean is left where x did not move
         x.write(rest.add_(answer.mean), answer.held)
     else:
-        # a tensor that came to be after the launch is not corrected by a round it took no part in
-        took_part = answer.had or [True] * len(x.names)
-        weights = [s * there for s, there in zip(scales or [1.0] * len(x.names), took_part, strict=True)]
-        x.add(answer.mean.sub_(answer.own), weights)
+        # a tensor that came to be after the launch is not corrected by a round it took no part in, nor one that nobody
+        # of any weight had
+        everything = [True] * len(x.names)
+        counts = zip(scales or [1.0] * len(x.names), answer.had or everything, answer.held or everything, strict=True)
+        x.add(answer.mean.sub_(answer.own), [scale * (had and held) for scale, had, held in counts])
 
 
 @dataclass(frozen=True)
