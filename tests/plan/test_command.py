@@ -185,10 +185,10 @@ def test_the_command_trains_the_planned_model(tmp_path, ask):
 
 
 def test_the_commands_of_a_run_name_its_model_and_the_planned_methods(tmp_path, ask):
-    """Not what the run's own method left in the config: a delay of 0, which streaming has as well."""
+    """Not what the run's own method left in the config: a codec and a momentum that were chosen for it."""
     folder = tmp_path / "a run"
     folder.mkdir()
-    method = '[method]\nname = "desloc"\nevery = 4\ndelay = 0\n'
+    method = '[method]\nname = "diloco"\nevery = 4\ncodec = "Int8()"\nouter_momentum = 0.5\n'
     (folder / "config.toml").write_text(f"parameters = 1_000_000\nworkers = 2\n{method}{MODEL}")
     (folder / "metrics.jsonl").write_text('{"step": 1, "compute_seconds": 0.1}\n')
     rows = {row["method"]: row for row in json.loads(ask("--run", str(folder), *LINE, "--json"))}
@@ -198,8 +198,7 @@ def test_the_commands_of_a_run_name_its_model_and_the_planned_methods(tmp_path, 
         printed = CliRunner().invoke(app, [*shlex.split(command)[1:], "--print-config"]).output
         (tmp_path / "printed.toml").write_text(printed)
         config = load(tmp_path / "printed.toml")
-        planned = {key: value for key, value in resolved_method(setting).items() if value is not None}
-        assert resolved_method(config.method).items() >= planned.items() and config.model.layers == 24
+        assert resolved_method(config.method) == resolved_method(setting) and config.model.layers == 24
 
 
 @pytest.mark.parametrize(

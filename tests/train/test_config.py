@@ -40,6 +40,45 @@ def test_every_method_is_built_from_its_own_printed_section(name: str, tmp_path:
     assert build_method(read.method, model).name
 
 
+@pytest.mark.parametrize(
+    ("of", "chosen", "then", "kept"),
+    [
+        ("desloc", "", "carry_diloco", {}),  # a delay of 0 is desloc's default, and another algorithm in carry
+        ("demo", "", "sparseloco", {}),
+        ("demo", "method.topk=8", "sparseloco", {"topk": 8}),
+        ("desloc", "method.every=5", "sparse_averaging", {"every": 5}),
+        ("diloco", "method.codec=Int8()", "eager_diloco", {"codec": "Int8()"}),
+        ("diloco", "method.codec=Int8()", "desloc", {}),
+        ("diloco", "method.codec=Int8()", "diloco", {"codec": "Int8()"}),
+    ],
+)
+def test_another_method_takes_over_what_was_chosen_and_no_default_of_the_last(
+    of: str, chosen: str, then: str, kept: dict[str, object], tmp_path: Path
+) -> None:
+    config = Config()
+    configs.assign(config, "method.name", of)
+    if chosen:
+        configs.override(config, chosen)
+    (tmp_path / "every key.toml").write_text(toml.dump(config))
+    read = configs.load(tmp_path / "every key.toml")
+    configs.assign(read, "method.name", then)
+    assert resolved_method(read.method) == resolved_method({"name": then, **kept})
+
+
+@pytest.mark.parametrize(("text", "value"), [("outer_lr=.5", 0.5), ("outer_lr=1", 1.0), ("codec=None", None)])
+def test_a_methods_value_from_a_command_line(text: str, value: object) -> None:
+    config = Config()
+    configs.assign(config, "method.name", "diloco")
+    configs.override(config, "method.codec=Int8()")
+    configs.override(config, f"method.{text}")
+    assert resolved_method(config.method)[text.partition("=")[0]] == value
+
+
+def test_only_what_has_no_value_by_default_can_be_unset() -> None:
+    with pytest.raises(UserError, match="number"):
+        configs.override(Config(method={"name": "diloco"}), "method.outer_lr=None")
+
+
 def test_objects_are_written_as_constructor_calls() -> None:
     config = Config()
     for text in (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from tests.train.conftest import metrics
 from tests.train.test_run import same_run, steps_done, until
+from thinwire.report import metrics as records
 from thinwire.train import checkpoint
 
 
@@ -41,6 +44,23 @@ def test_a_comparison_refuses_a_method_before_the_first_run(
     result = thinwire("compare", *tiny, *sets, "--methods", f"desloc,{method}", "--out", tmp_path / "all", status=2)
     assert f"{method} cannot run here" in one_line(result) and said in result.stderr
     assert not (tmp_path / "all" / "desloc").exists()
+
+
+def test_a_comparison_refuses_the_folder_of_a_run(tmp_path: Path, thinwire, tiny: list[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    result = thinwire("compare", *tiny, "--methods", "desloc", "--out", tmp_path / "run", status=2)
+    assert "holds a run" in one_line(result) and [path.name for path in (tmp_path / "run").iterdir()] == ["config.toml"]
+
+
+def test_a_comparison_takes_a_methods_key_by_its_last_part(tmp_path: Path, thinwire, tiny: list[str]) -> None:
+    out = tmp_path / "all"
+    thinwire("compare", *tiny, "--set", "outer_lr=.5", "--methods", "ddp,diloco", "--steps", 2, "--out", out)
+    assert "outer_lr = 0.5" in (out / "diloco" / "config.toml").read_text()
+    result = thinwire(
+        "compare", *tiny, "--set", "outer_lr=.5", "--methods", "desloc", "--out", tmp_path / "b", status=2
+    )
+    assert "none of these methods has 'method.outer_lr'" in one_line(result)
 
 
 def test_a_comparison_keeps_what_is_finished_at_ctrl_c(tmp_path: Path, start, thinwire, tiny: list[str]) -> None:
@@ -86,8 +106,11 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(tmp_path: Path
 def test_a_new_run_does_not_drop_the_checkpoints_of_another(tmp_path: Path, thinwire, tiny: list[str]) -> None:
     thinwire("train", *tiny, "--workers", 1, "--steps", 3, "--out", tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    again = thinwire("train", *tiny, "--workers", 1, "--steps", 3, "--out", tmp_path / "run", status=2)
-    assert "holds a run already" in one_line(again)
+    new = ("train", *tiny, "--workers", 1, "--steps", 3, "--out", tmp_path / "run")
+    assert "holds a run already" in one_line(thinwire(*new, status=2))
+    (tmp_path / "run" / "config.toml").unlink()
+    assert "has lost its config.toml: put that back" in one_line(thinwire(*new, status=2))
+    assert checkpoint.steps_in(tmp_path / "run") == [3]
 
 
 # -- disks -------------------------------------------------------------------------------------------------------------
@@ -130,6 +153,23 @@ def test_a_full_disk(small_disk: Path, thinwire, tiny: list[str], mode: tuple[ob
     assert "there is no checkpoint yet; free space" in failed.stderr
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["new folder", "empty folder"])
+def test_a_disk_that_is_full_from_the_start(small_disk: Path, thinwire, tiny: list[str], there: bool) -> None:
+    """What fails leaves nothing that passes for a run: the same command does it once there is space."""
+    run, ballast = small_disk / "run", small_disk / "ballast"
+    if there:
+        run.mkdir()
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    command = ("train", *tiny, "--workers", 1, "--steps", 2, "--out", run)
+    said = one_line(thinwire(*command, status=1))
+    assert f"cannot begin in {run}: " in said and "No space left on device; free space and start again" in said
+    assert run.exists() == there and [path.name for path in run.rglob("*")] == [".lock"] * there
+    subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
+    thinwire(*command)
+
+
 def test_a_read_only_disk(tmp_path: Path, small_disk: Path, thinwire, tiny: list[str]) -> None:
     pytest.importorskip("plotly")
     thinwire("train", *tiny, "--workers", 1, "--steps", 2, "--out", tmp_path / "run")
@@ -152,6 +192,20 @@ def test_data_that_cannot_be_read(tmp_path: Path, thinwire, tiny: list[str], mod
     unreadable = ("--set", "data.files=/proc/self/mem", "--workers", 2)
     result = thinwire("train", *tiny, *unreadable, *mode, "--out", tmp_path / "run", status=1)
     assert "Input/output error" in one_line(result)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["a file", "the folder"])
+def test_a_name_that_is_not_utf_8_is_refused_at_the_start(tmp_path: Path, thinwire, tiny: list[str], what: str) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    more = ("--set", f"data.files={name}") if what == "a file" else ()
+    out = tmp_path / "run" if what == "a file" else Path(name)
+    Path(name).touch() if what == "a file" else None
+    result = thinwire("train", *tiny, "--workers", 1, "--steps", 2, *more, "--out", out, status=2)
+    assert "caf\\xe9" in one_line(result) and "is not UTF-8: rename" in result.stderr
+    assert not out.exists()
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -185,3 +239,33 @@ def test_what_diverged_is_null_in_json(tmp_path: Path, thinwire, tiny: list[str]
     result = thinwire("train", "--resume", run, "--set", "logging.report=true")
     assert "nan" in result.stdout and (run / "report.html").exists()
     assert len(metrics(run)) == 8
+
+
+@pytest.mark.parametrize("tail", [b'\x00\xff\xfe{"st', b"5\n", b"null\n", b'{"loss": 1}\n', b'{"step": "7"}\n'])
+def test_what_is_no_record_ends_the_records(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + tail)
+    assert records.read(path) == [{"step": 1}, {"step": 2}]
+    assert records.cut_after(path, 1) == {"step": 1} and path.read_bytes() == b'{"step": 1}\n'
+
+
+def test_a_run_with_garbage_behind_its_records_goes_on(tmp_path: Path, thinwire, tiny: list[str]) -> None:
+    pytest.importorskip("plotly")
+    common = ("train", *tiny, "--workers", 1, "--steps", 8)
+    thinwire(*common, "--out", tmp_path / "whole")
+    thinwire(*common, "--stop-at", 4, "--out", tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b"\x00\xe9\xff" * 40)
+    thinwire("report", tmp_path / "run")
+    thinwire("train", "--resume", tmp_path / "run")
+    same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_cutting_makes_no_file_and_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert records.cut_after(path, 3) is None and list(tmp_path.iterdir()) == []
+    path.write_text('{"step": 1}\n')
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError()))
+    with pytest.raises(OSError):
+        records.cut_after(path, 0)
+    assert list(tmp_path.iterdir()) == [path] and records.read(path) == [{"step": 1}]

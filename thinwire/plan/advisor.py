@@ -241,10 +241,9 @@ def period(setting: Setting) -> int:
 
 def command(setting: Setting, site: Site, offload: bool) -> str:
     """What to type for this setting."""
-    # A run's file has a value for every key of the run's method, so there the method's own defaults are said as well;
-    # those that are None cannot be said on a command line.
+    # A run's file may have chosen any key of the method, so there the method's own defaults are said as well.
     said = setting if site.config == OWN_CONFIG else setting | resolved_method(setting)
-    keys = {key: value for key, value in said.items() if key != "name" and value is not None}
+    keys = {key: value for key, value in said.items() if key != "name"}
     options = [f"--set method.{key}={_shell(value)}" for key, value in keys.items()]
     options += ["--set train.offload=true"] if offload else []
     train = f"thinwire train {shlex.quote(site.config)} --method {setting['name']} --workers {site.workers}"

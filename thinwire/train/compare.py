@@ -18,7 +18,7 @@ from thinwire.train import config as configs
 from thinwire.train.config import Config
 from thinwire.train.errors import UserError, as_user_error, nearest
 from thinwire.train.ledger import finite
-from thinwire.train.methods import build_method, method_keys, refuse_optimizer
+from thinwire.train.methods import build_method, method_keys, methods, refuse_optimizer
 from thinwire.train.run import Order
 
 Planned = list[tuple[str, Config]]  # label and config of each run
@@ -32,6 +32,8 @@ def run_all(names: list[str], fresh: Callable[[], Config], sets: list[str], fold
     planned = [(label, _configured(fresh(), name, sets)) for label, name in zip(_labels(names), names, strict=True)]
     if any((folder / name).exists() for name in ("compare.json", *(label for label, _ in planned))):
         raise UserError(f"{folder} holds a comparison already, or a part of one: choose another --out")
+    if any((folder / name).exists() for name in ("config.toml", "metrics.jsonl")):
+        raise UserError(f"{folder} holds a run, whose report the comparison's would replace: choose another --out")
     _refuse_unfit(planned)
     results: list[dict[str, Any]] = []
     try:
@@ -54,20 +56,26 @@ def _labels(names: list[str]) -> list[str]:
 def _refuse_unknown(names: list[str], sets: list[str]) -> None:
     """A method key that none of the methods has is a mistake; one that some have not is left out for those."""
     known = {key for name in names for key in method_keys(name)}
-    for text in sets:
-        key = text.partition("=")[0].strip()
-        if key.startswith("method.") and key.removeprefix("method.") not in known:
-            raise UserError(f"none of these methods has {key!r}: {nearest(key.removeprefix('method.'), known)}")
+    for key in filter(None, map(_method_key, sets)):
+        if key not in known:
+            raise UserError(f"none of these methods has 'method.{key}': {nearest(key, known)}")
+
+
+def _method_key(text: str) -> str | None:
+    """The key of the method that `key=value` sets, by its full name or its last part; None for other sections' keys."""
+    section, _, name = text.partition("=")[0].strip().rpartition(".")
+    others = {key.rpartition(".")[2] for key in [*configs.keys()]}
+    of_any = {key for method in methods() for key in method_keys(method)}
+    return name if section == "method" or (not section and name in of_any - others) else None
 
 
 def _configured(config: Config, name: str, sets: list[str]) -> Config:
     """The common config with this method; a method key that it does not have is left out for it."""
     configs.assign(config, "method.name", name)
     for text in sets:
-        key = text.partition("=")[0].strip()
-        if key.startswith("method.") and key.removeprefix("method.") not in method_keys(name):
-            continue
-        configs.override(config, text)
+        key = _method_key(text)
+        if key is None or key in method_keys(name):
+            configs.override(config, text)
     return config
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import thinwire as tw
 import thinwire.methods
+from thinwire.train.config import convert
 from thinwire.train.errors import UserError, as_user_error, nearest
 
 if TYPE_CHECKING:
@@ -76,13 +77,9 @@ def comment_of(key: str, name: str) -> str:
 
 
 def set_method_key(method: dict[str, Any], key: str, value: Any) -> None:
-    """Set one key of the method section; another name drops the keys that the new method does not have."""
+    """Set one key of the method section; another name keeps of the other keys what goes with the new method."""
     if key == "name":
-        known = method_keys(str(value))
-        dropped = [k for k in method if k != "name" and k not in known]
-        for k in dropped:
-            del method[k]
-        method["name"] = value
+        _rename(method, str(value))
         return
     known = method_keys(method["name"])
     if key not in known:
@@ -92,18 +89,28 @@ def set_method_key(method: dict[str, Any], key: str, value: Any) -> None:
     method[key] = _checked(method["name"], key, value)
 
 
+def _rename(method: dict[str, Any], name: str) -> None:
+    """A file names every key, so one that has its method's default was not chosen: it would not be the new one's."""
+    known = method_keys(name)
+    if name == method["name"]:
+        return
+    before = resolved_method({"name": method["name"]})
+    kept = {key: value for key, value in method.items() if key in known and value != before[key]}
+    method.clear()
+    method.update({"name": name}, **kept)
+
+
 def _checked(name: str, key: str, value: Any) -> Any:
-    """A value of the default's type; whole numbers may stand for reals."""
+    """A value of the default's type; whole numbers may stand for reals, "None" for one that is not set."""
     default = method_keys(name)[key].default
+    if default is None and value == "None":  # TOML and the command line have no other word for it
+        return None
     default = DEFAULTS.get(key) if default is inspect.Parameter.empty else default
     default = EXAMPLES.get(key) if default is None else default
-    if type(default) is float and type(value) is int:
-        return float(value)
+    if isinstance(default, (bool, int, float)) and key not in OBJECTS:
+        value = convert(f"method.{key}", value, type(default))
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"method.{key} = {value}: must be a finite number")
-    plain = isinstance(default, (bool, int, float)) and key not in OBJECTS
-    if plain and type(value) is not type(default):
-        raise UserError(f"method.{key} = {value!r}: must be of type {type(default).__name__}")
     return value
 
 
