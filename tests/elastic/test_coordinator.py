@@ -416,8 +416,9 @@ def test_the_command_beyond_this_machine_makes_a_secret_and_says_where(command, 
     secret_bytes = bytes.fromhex(path.read_text())
     Reporter(f"127.0.0.1:{port}", "a", secret_bytes).close()
     assert "code is wrong" in complaint(f"127.0.0.1:{port}", "a", b"t" * 32)
+    assert process.stderr is not None and process.stderr.readline(), "it says whom it refused, soon after"
     process.send_signal(signal.SIGINT)
-    assert len(ended(process, 0).splitlines()) == 1, "one refusal, one line"
+    assert ended(process, 0) == "", "one refusal, one line"
     assert find_secret("0.0.0.0", path) == (path, False), "the next time it is there"
     assert bytes.fromhex(path.read_text()) == secret_bytes
 
@@ -427,6 +428,7 @@ def test_the_command_beyond_this_machine_makes_a_secret_and_says_where(command, 
     [
         ({"bind": "192.0.2.77"}, "cannot listen at 192.0.2.77"),
         ({"bind": "no-such-host.invalid"}, "use one of this machine's"),
+        ({"bind": "no-such-host.invalid", "secret_file": "new"}, "--bind no-such-host.invalid: .*this machine's"),
         ({"round_deadline": "soon"}, "'soon' is not a time"),
         ({"secret_file": "open"}, "chmod 600"),
         ({"secret_file": "short"}, "too short"),
@@ -447,6 +449,7 @@ def test_what_the_command_cannot_do_is_one_line(
     with pytest.raises(UserError, match=said) as caught:
         start_command(port=free_port(), **chosen)
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists(), "no secret for an address that is none"
 
 
 def test_without_torchft_it_is_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ plotly = pytest.importorskip("plotly")
 
 from thinwire.report import figures  # noqa: E402 (needs plotly)
 from thinwire.report import page as pages  # noqa: E402
+from thinwire.train.errors import UserError  # noqa: E402
 
 METHODS = ("ddp", "desloc", "diloco")
 
@@ -133,6 +135,48 @@ def test_a_run_that_diverged_is_not_the_best(compared: Path, tmp_path: Path, bad
     summary = json.loads((folder / "ddp" / "summary.json").read_text()) | {"loss": bad}
     (folder / "ddp" / "summary.json").write_text(json.dumps(summary))
     assert '<div class="value">nan</div>' not in pages.write(folder).read_text()
+
+
+RUN = {"run": "ddp", "label": "ddp"}
+SUMMARY = dict.fromkeys(pages.SUMMARY, 1)
+RECORD = dict.fromkeys(pages.RECORD, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("compare.json", {}),
+        ("compare.json", []),
+        ("compare.json", "x"),
+        ("compare.json", ["x"]),
+        ("compare.json", [{"label": "a"}]),
+        ("compare.json", [{"run": 1, "label": "a"}]),
+        ("compare.json", [RUN, {"run": "diloco"}]),
+        ("ddp/summary.json", "x"),
+        ("ddp/summary.json", []),
+        ("ddp/summary.json", {}),
+        ("ddp/summary.json", SUMMARY | {"bytes_sent": "many"}),
+        ("ddp/metrics.jsonl", {"step": 1}),
+        ("ddp/metrics.jsonl", RECORD | {"step_seconds": "x"}),
+        ("ddp/metrics.jsonl", RECORD | {"val_loss": "x"}),
+    ],
+)
+def test_json_of_another_shape_is_damaged(compared: Path, tmp_path: Path, name: str, content: object) -> None:
+    folder = shutil.copytree(compared, tmp_path / "out")
+    (folder / name).write_text(json.dumps(content) + "\n")
+    with pytest.raises(UserError, match=f"{re.escape(str(folder / name))} is damaged: ") as refused:
+        pages.write(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_folder_one_is_in_has_a_name(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(compared, tmp_path / "mine")
+    monkeypatch.chdir(folder)
+    assert "Comparison: mine</title>" in pages.write(Path(".")).read_text()
+    monkeypatch.chdir(folder / "diloco")
+    Path("summary.json").unlink()
+    text = pages.write(Path(".")).read_text()
+    assert "Run: diloco</title>" in text and "<summary>diloco</summary>" in text, "the name stands for the method's"
 
 
 def test_images_are_counted_as_images(compared: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,12 +11,14 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.train.conftest import Process, ended
-from thinwire.train.line import Broken, Line, drain, pump
+from thinwire.train.check import _obey, _speed_out, _way_back
+from thinwire.train.line import Broken, Line, drain, pump, versions
 
 PORT = 29417
 
@@ -78,6 +81,72 @@ def test_something_else_that_listens_is_told_apart(thinwire, greeting: bytes) ->
         result = thinwire("check", f"127.0.0.1:{door.getsockname()[1]}", status=1)
         answer.join()
     assert "is not `thinwire check`" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+HELLO = json.dumps({"do": "hello", **versions()})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ['{"hello": 1}'],
+        ["[]"],
+        ["GET / HTTP/1.1"],
+        ['{"do": 7}'],
+        [HELLO, '{"do": "dance"}'],
+        [HELLO, '{"do": "connect back"}'],
+        [HELLO, '{"do": "connect back", "host": "127.0.0.1", "port": "80"}'],
+        [HELLO, '{"do": "done"}'],
+        [HELLO, '{"do": "done", "latency": 0.1, "out": null, "into": 1.0}'],
+    ],
+)
+def test_something_else_that_calls_is_told_apart(said: list[str]) -> None:
+    with connected() as (link, caller):
+        caller.sendall("".join(f"{line}\n" for line in said).encode())
+        with pytest.raises(Broken, match="caller is not `thinwire check`, or it ended: start it anew on both sides"):
+            _obey(Line(link, "caller"))
+
+
+def test_another_version_that_calls_is_told_both_versions() -> None:
+    with connected() as (link, caller):
+        caller.sendall(b'{"do": "hello", "thinwire": "9.9"}\n')
+        with pytest.raises(Broken, match="9.9 there: install the same version on both"):
+            _obey(Line(link, "caller"))
+
+
+@pytest.mark.parametrize(("host", "port"), [("a" * 100, 1), ("127.0.0.1", 10**30), ("127.0.0.1", -1)])
+def test_an_address_that_is_none_is_told_in_one_line(host: str, port: int) -> None:
+    with connected() as (link, caller):
+        caller.sendall(json.dumps({"do": "connect back", "host": host, "port": port}).encode() + b"\n")
+        with pytest.raises(Broken, match="this machine cannot connect back to") as broken:
+            _obey(Line(link, "caller"))
+    assert "\n" not in str(broken.value)
+
+
+@pytest.mark.parametrize("measure", [_speed_out, lambda line: _way_back(line, "127.0.0.1", "there")])
+def test_an_answer_of_something_else_is_told_apart(measure: Callable[[Line], object]) -> None:
+    with connected() as (link, peer):
+        hears = threading.Thread(target=lambda: _take_all(peer))
+        hears.start()
+        with pytest.raises(Broken, match="there is not `thinwire check`"):
+            peer.sendall(b'{"hello": 1}\n')
+            measure(Line(link, "there"))
+        link.shutdown(socket.SHUT_RDWR)
+        hears.join()
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as caller:
+        link = door.accept()[0]
+        with link:
+            yield link, caller
+
+
+def _take_all(peer: socket.socket) -> None:
+    while peer.recv(1 << 16):
+        pass
 
 
 def test_a_port_in_use_is_said(thinwire) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thinwire.train import config as configs
-from thinwire.train import data
+from thinwire.train import data, toml
 from thinwire.train.config import Config
 from thinwire.train.data import Shard, Windows
 from thinwire.train.errors import UserError
@@ -74,11 +74,11 @@ def test_targets_are_one_token_further_on() -> None:
 
 def loaded(files: list[str] | None = None, **keys: object) -> tuple[Config, data.Dataset]:
     config = Config()
-    config.model.context = 8
     config.data.files = files or []
     for key, value in keys.items():
         setattr(config.data, key, value)
     data.resolve(config)
+    config.model.context = 8
     return config, data.load(config)
 
 
@@ -195,6 +195,13 @@ def test_classes_that_are_held_out_whole_are_classes(tmp_path: Path) -> None:
         ),
         ({"images": np.full((4, 6, 6), 255), "labels": np.arange(4)}, "images of type int64: write uint8"),
         ({"images": np.full((4, 6, 6), 255, np.uint16), "labels": np.arange(4)}, "images of type uint16: write uint8"),
+        ({"images": np.full((4, 6, 6), 255.0), "labels": np.arange(4)}, "images of 255 to 255: write uint8"),
+        ({"images": np.linspace(-30, 1, 144).reshape(4, 6, 6), "labels": np.arange(4)}, "images of -30 to 1: write"),
+        ({"images": np.full((4, 6, 6), 100, ">f4"), "labels": np.arange(4)}, "images of 100 to 100: write uint8"),
+        ({"images": np.full((4, 6, 6), np.nan), "labels": np.arange(4)}, "NaN or infinite values: write floats"),
+        ({"images": np.full((4, 6, 6), np.inf), "labels": np.arange(4)}, "NaN or infinite values: write floats"),
+        ({"images": np.zeros((4, 6, 6), complex), "labels": np.arange(4)}, "images of type complex128: write uint8"),
+        ({"images": np.zeros((4, 0, 6)), "labels": np.arange(4)}, r"not \(4, 0, 6\)"),
     ],
 )
 def test_images_and_labels_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, object], said: str) -> None:
@@ -218,6 +225,33 @@ def test_held_out_images_unlike_the_others_are_refused(tmp_path: Path, held: dic
         loaded([str(tmp_path / "i.npz")])
 
 
+@pytest.mark.parametrize("kind", ["u1", "?", "<f2", ">f4", ">f8", "longdouble"])
+@pytest.mark.parametrize("numbered", ["<i8", ">i4", ">u2"])
+def test_images_of_any_byte_order_and_float_type(tmp_path: Path, kind: str, numbered: str) -> None:
+    """torch takes neither a foreign byte order nor a long double."""
+    pictures = np.zeros((4, 6, 6), kind)
+    pictures[2, 3, 1] = 255 if kind == "u1" else 1
+    np.savez(tmp_path / "i.npz", images=pictures, labels=np.arange(4).astype(numbered))
+    _, dataset = loaded([str(tmp_path / "i.npz")])
+    x, y = dataset.train.take([2])
+    assert x.dtype == torch.float32 and (float(x[0, 0, 3, 1]), float(x.sum()), y.tolist()) == (1.0, 1.0, [2])
+
+
+@pytest.mark.parametrize("bad", [255.0, np.nan])
+def test_held_out_images_are_checked_too(tmp_path: Path, bad: float) -> None:
+    held = {"x_test": np.full((2, 6, 6), bad), "y_test": np.arange(2)}
+    np.savez(tmp_path / "i.npz", x_train=np.zeros((4, 6, 6)), y_train=np.arange(4), **held)
+    with pytest.raises(UserError, match="write .*floats of 0 to 1"):
+        loaded([str(tmp_path / "i.npz")])
+
+
+def test_a_share_to_hold_out_is_refused_beside_held_out_images(tmp_path: Path) -> None:
+    arrays = {"x_train": np.zeros((4, 6, 6)), "y_train": np.arange(4)}
+    np.savez(tmp_path / "i.npz", **arrays, x_test=np.zeros((2, 6, 6)), y_test=np.arange(2))
+    with pytest.raises(UserError, match=r"data\.holdout is for images without x_test.*: leave it out"):
+        loaded([str(tmp_path / "i.npz")], holdout=0.25)
+
+
 def test_held_out_images_of_their_own(tmp_path: Path) -> None:
     held = {"x_test": np.ones((3, 6, 6), bool), "y_test": np.arange(3)}
     np.savez(tmp_path / "i.npz", x_train=np.zeros((4, 6, 6)), y_train=np.arange(4), **held)
@@ -232,7 +266,7 @@ def test_held_out_images_of_their_own(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
-        loaded([str(tmp_path / name)], tokenizer="bpe")
+        loaded([str(tmp_path / name)], tokenizer="bpe" if name == "a.txt" else "byte")
 
 
 def test_a_junk_npy_is_not_answered_with_what_no_setting_allows(tmp_path: Path) -> None:
@@ -240,6 +274,22 @@ def test_a_junk_npy_is_not_answered_with_what_no_setting_allows(tmp_path: Path) 
     with pytest.raises(UserError, match="a.npy") as refused:
         loaded([str(tmp_path / "a.npy")])
     assert "allow_pickle" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["to be", None, "or not"], "row 1 of column 'text' is None, not text: filter such rows out"),
+        ([1, 2], "row 0 of column 'text' is int, not text: .*choose another data.column"),
+        ([["to", "be"]], "row 0 of column 'text' is list, not text"),
+    ],
+)
+def test_rows_of_a_dataset_that_are_no_text_are_named(tmp_path: Path, rows: list[object], said: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "rows")
+    with pytest.raises(UserError, match=said) as refused:
+        loaded(dataset=str(tmp_path / "rows"))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("largest", [np.int64(2**40), np.uint64(2**63), np.uint32(2**24)])
@@ -269,18 +319,73 @@ def test_a_model_for_other_data_is_refused(model: str, kind: str) -> None:
         data.resolve(config)
 
 
+# a key, a value that it does not have by itself, and the settings beside it under which nothing looks at it
+IGNORED = [
+    ("model.width", 64, {"data.kind": "digits"}),
+    ("model.layers", 2, {"data.kind": "digits"}),
+    ("model.tied", False, {"data.kind": "digits"}),
+    ("model.tied", False, {"model.kind": "hf"}),
+    ("model.preset", "35M", {"model.kind": "hf"}),
+    ("model.path", "/nonexist", {}),
+    ("model.path", "/nonexist", {"data.kind": "digits"}),
+    ("data.files", "/nonexist.txt", {"data.kind": "stdlib"}),
+    ("data.files", "/nonexist.txt", {"data.kind": "digits"}),
+    ("data.files", "/nonexist.txt", {"data.dataset": "hfds"}),
+    ("data.dataset", "hfds", {"data.kind": "stdlib"}),
+    ("data.column", "body", {}),
+    ("data.tokenizer", "bpe", {"data.kind": "tokens"}),
+    ("data.tokenizer", "bpe", {"data.kind": "digits"}),
+    ("data.vocabulary", 300, {"data.kind": "stdlib"}),
+    ("data.vocabulary", 300, {"data.kind": "digits"}),
+    ("optimizer.momentum", 0.9, {}),
+    ("optimizer.momentum", 0.9, {"optimizer.name": "adopt"}),
+]
+
+
+def configured(pairs: dict[str, object]) -> Config:
+    config = Config()
+    for key, value in pairs.items():
+        configs.assign(config, key, value)
+    return config
+
+
+@pytest.mark.parametrize(("key", "value", "beside"), IGNORED)
+def test_a_key_that_would_be_ignored_is_refused(key: str, value: object, beside: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=f"{key} is for .*: leave it out") as refused:
+        data.resolve(configured({**beside, key: value}))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("beside", [beside for _, _, beside in IGNORED])
+def test_a_config_that_names_every_key_with_its_default_is_taken(tmp_path: Path, beside: dict[str, object]) -> None:
+    """As --print-config writes it, and every run."""
+    path = tmp_path / "config.toml"
+    path.write_text(toml.dump(configured(beside)))
+    config = configs.load(path)
+    data.resolve(config)
+    path.write_text(toml.dump(config))
+    data.resolve(configs.load(path))
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "kind"),
+    "pairs",
     [
-        ("model.width", 64, "digits"),
-        ("model.layers", 2, "digits"),
-        ("data.vocabulary", 300, "stdlib"),
-        ("data.vocabulary", 300, "digits"),
+        {"model.kind": "hf", "model.path": "config.json", "model.context": 64},
+        {"model.width": 64, "model.tied": False, "data.cap": 5000},
+        {"data.kind": "digits", "model.preset": "20"},
+        {"data.dataset": "hfds", "data.column": "body", "data.tokenizer": "bpe", "data.cache": "/tmp/cache"},
+        {"data.kind": "tokens", "data.files": "a.bin", "data.dtype": "uint32", "data.vocabulary": 300},
+        {"optimizer.name": "muon", "optimizer.momentum": 0.9, "optimizer.betas": [0.8, 0.9], "optimizer.eps": 1e-6},
+        {"optimizer.name": "sgd", "optimizer.momentum": 0.9, "schedule.final": 0.2},
+        {"schedule.name": "wsd", "schedule.decay": 0.2, "schedule.final": 0.2, "optimizer.betas": [0.8, 0.9]},
+        {"schedule.name": "constant", "schedule.warmup": 3},
     ],
 )
-def test_a_key_that_would_be_ignored_is_refused(key: str, value: int, kind: str) -> None:
-    config = Config()
-    config.data.kind = kind
-    configs.assign(config, key, value)
-    with pytest.raises(UserError, match=f"{key} is for .*: leave it out"):
-        data.resolve(config)
+def test_a_key_that_is_looked_at_is_taken(pairs: dict[str, object]) -> None:
+    data.resolve(configured(pairs))
+
+
+def test_every_key_that_is_told_apart_is_one() -> None:
+    known = configs.keys()
+    for key, (decider, values) in data.USED_FOR.items():
+        assert key in known and set(values) < set(known[decider].metadata["choices"])

@@ -35,7 +35,7 @@ def coordinator(bind: str, port: int, min_workers: int, round_deadline: str | No
 def _secret_file(bind: str, asked: Path | None) -> tuple[Path | None, bool]:
     """The secret's file, made if it is needed and not there, and whether it was made now."""
     try:
-        needed = asked is not None or not addresses.is_loopback(bind)
+        needed = not addresses.is_loopback(bind) or asked is not None  # the name first: no secret for a wrong one
     except socket.gaierror as error:
         raise ValueError(f"--bind {bind}: no such address ({error.strerror}): use one of this machine's") from error
     path = asked or _default()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -15,6 +16,14 @@ from plotly.offline import get_plotlyjs
 from thinwire import units
 from thinwire.report import figures, metrics, words
 from thinwire.train.errors import UserError
+
+# the numbers that the page needs of a summary and of each record, and those that some records have
+SUMMARY = ("loss", "perplexity", "bytes_sent", "bytes_ddp", "tokens", "steps", "workers", "parameters")
+RECORD = (
+    "step", "loss", "tokens", "tokens_per_second", "bytes_sent", "wire_sent",
+    "seconds", "step_seconds", "waited_seconds", "waited_share", "hidden_seconds",
+)  # fmt: skip
+RECORD_IF_ANY = ("val_loss", "drift_norm", "drift_cosine")
 
 
 @dataclass
@@ -46,22 +55,41 @@ def write_run(folder: Path) -> Path:
 
 
 def _load(folder: Path, label: str = "") -> Run:
-    summary, config = folder / "summary.json", folder / "config.toml"
-    known = _numbers(_json(summary)) if summary.exists() else {}
-    records = [_numbers(record) for record in metrics.read(folder / "metrics.jsonl")]
+    summary, lines, config = (folder / name for name in ("summary.json", "metrics.jsonl", "config.toml"))
+    known = _numbers(summary, _json(summary), SUMMARY) if summary.exists() else {}
+    records = [_numbers(lines, record, RECORD, RECORD_IF_ANY) for record in metrics.read(lines)]
     if not records:
         raise UserError(f"{folder}: no step has been recorded yet")
     text = config.read_text() if config.exists() else ""
-    return Run(label or known.get("method") or folder.name, records, known, text)
+    return Run(label or str(known.get("method", _name(folder))), records, known, text)
 
 
-def _numbers(entry: dict[str, Any]) -> dict[str, Any]:
-    """With NaN for null, which stands for it in a file."""
-    return {key: math.nan if value is None else value for key, value in entry.items()}
+def _name(folder: Path) -> str:
+    """Of `.` too."""
+    return folder.resolve().name
+
+
+def _numbers(path: Path, entry: Any, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    """An entry of a file whose values of these keys are numbers, with NaN for null, which stands for it in a file."""
+    if not isinstance(entry, dict):
+        raise UserError(f"{path} is damaged: {entry!r:.40} is not a table of numbers")
+    numbers = {key: math.nan if value is None else value for key, value in entry.items()}
+    for key in (*needed, *(key for key in optional if key in numbers)):
+        if not isinstance(numbers.get(key), (int, float)):
+            raise UserError(f"{path} is damaged: {key} must be a number")
+    return numbers
 
 
 def _compared(folder: Path) -> list[Run]:
-    return [_load(folder / entry["run"], entry["label"]) for entry in _json(folder / "compare.json")]
+    path = folder / "compare.json"
+    entries = _json(path)
+    if not isinstance(entries, list) or not entries or not all(map(_names_a_run, entries)):
+        raise UserError(f"{path} is damaged: it must list runs, each with its label")
+    return [_load(folder / entry["run"], entry["label"]) for entry in entries]
+
+
+def _names_a_run(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("run", "label"))
 
 
 def _json(path: Path) -> Any:
@@ -74,7 +102,7 @@ def _json(path: Path) -> Any:
 def _write(folder: Path, runs: list[Run], kind: str) -> Path:
     template = Template((Path(__file__).parent / "page.html").read_text())
     page = template.substitute(
-        title=html.escape(f"{kind}: {folder.name}"),
+        title=html.escape(f"{kind}: {_name(folder)}"),
         plotly=get_plotlyjs(),
         cards=_cards(runs),
         loss="".join(map(_divergence, runs)) + _chart("loss", figures.loss(runs)),

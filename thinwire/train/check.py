@@ -17,6 +17,7 @@ from thinwire.train.errors import UserError
 from thinwire.train.line import PATIENCE, Broken, Line, drain, interface_of, pump, versions
 
 PINGS = 20
+FOUND = ("latency", "out", "into")  # what the side that asks measured, each a number
 
 
 def check(address: str | None, listen: int | None) -> None:
@@ -103,8 +104,9 @@ def _way_back(line: Line, here: str, host: str) -> None:
         door.listen(1)
         port = door.getsockname()[1]
         answer = line.ask("connect back", host=here, port=port)
-    if answer["trouble"]:
-        raise Broken(_no_way_back(host, f"{here}:{port}", answer["trouble"], "this machine's"))
+    (trouble,) = _facts(line, answer, trouble=str)
+    if trouble:
+        raise Broken(_no_way_back(host, f"{here}:{port}", trouble, "this machine's"))
 
 
 def _no_way_back(who: str, where: str, trouble: str, whose: str) -> str:
@@ -124,9 +126,9 @@ def _latency(line: Line) -> float:
 def _speed_out(line: Line) -> float:
     line.say(do="take")
     sent = pump(line)
-    answer = line.hear()
-    assert answer["bytes"] == sent
-    return sent / answer["seconds"]
+    size, seconds = _facts(line, line.hear(), bytes=int, seconds=float)
+    assert size == sent
+    return sent / seconds
 
 
 def _speed_in(line: Line) -> float:
@@ -165,16 +167,13 @@ def _obey(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:
     facts: dict[str, Any] = {}
     while True:
         order = line.hear()
-        do = order.pop("do")
+        (do,) = _facts(line, order, do=str)
         if do == "hello":
-            facts = order
+            facts = {name: number for name, number in order.items() if name != "do"}
             line.say(**versions())
             _same_versions(facts)
         elif do == "connect back":
-            trouble, where = _try(order["host"], order["port"]), f"{order['host']}:{order['port']}"
-            line.say(trouble=trouble)
-            if trouble:
-                raise Broken(_no_way_back("this machine", where, trouble, f"{order['host']}'s"))
+            _connect_back(line, *_facts(line, order, host=str, port=int))
         elif do == "ping":
             line.say()
         elif do == "take":
@@ -183,9 +182,30 @@ def _obey(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:
         elif do == "give":
             pump(line)
             line.say()
-        else:
+        elif do == "done":
+            found = dict(zip(FOUND, _facts(line, order, **dict.fromkeys(FOUND, float)), strict=True))
             line.say()
-            return facts, order
+            return facts, found
+        else:
+            raise _stranger(line)
+
+
+def _connect_back(line: Line, host: str, port: int) -> None:
+    trouble = _try(host, port)
+    line.say(trouble=trouble)
+    if trouble:
+        raise Broken(_no_way_back("this machine", f"{host}:{port}", trouble, f"{host}'s"))
+
+
+def _facts(line: Line, said: dict[str, Any], **kinds: type) -> list[Any]:
+    """These facts of a message, each of its type: another program may have said anything."""
+    if not all(isinstance(said.get(name), kind) for name, kind in kinds.items()):
+        raise _stranger(line)
+    return [said[name] for name in kinds]
+
+
+def _stranger(line: Line) -> Broken:
+    return Broken(f"{line.peer} is not `thinwire check`, or it ended: start it anew on both sides")
 
 
 def _try(host: str, port: int) -> str:
@@ -196,4 +216,6 @@ def _try(host: str, port: int) -> str:
         return f"no answer in {PATIENCE:.0f} s"
     except OSError as error:
         return str(error.strerror or error)
+    except (OverflowError, ValueError) as error:  # no port, no name
+        return str(error)
     return ""

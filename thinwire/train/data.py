@@ -5,7 +5,9 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +22,25 @@ from thinwire.train.errors import UserError
 from thinwire.train.tokens import Tokens, encode
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
+
+TEXTS = ("stdlib", "text", "hf")  # the values of data.kind that go through a tokenizer
+
+# A key that names what to train, or on what: the key that decides whether it is looked at, and the values of that for
+# which it is. What only tunes one optimizer, schedule or kind of data may stand beside another: one line tries several.
+USED_FOR = {
+    "model.preset": ("model.kind", ("llama", "resnet")),
+    "model.path": ("model.kind", ("hf",)),
+    "model.layers": ("model.kind", ("llama",)),
+    "model.width": ("model.kind", ("llama",)),
+    "model.heads": ("model.kind", ("llama",)),
+    "model.hidden": ("model.kind", ("llama",)),
+    "model.tied": ("model.kind", ("llama",)),
+    "data.files": ("data.kind", ("text", "tokens", "images")),
+    "data.dataset": ("data.kind", ("hf",)),
+    "data.column": ("data.kind", ("hf",)),
+    "data.tokenizer": ("data.kind", TEXTS),
+    "optimizer.momentum": ("optimizer.name", ("sgd", "muon")),
+}
 
 SUFFIXES = {"tokens": {".bin", ".npy"}, "images": {".npz"}}  # files that are not text, by data.kind
 
@@ -134,11 +155,17 @@ def resolve(config: Config) -> None:
 
 
 def _refuse_ignored(config: Config) -> None:
-    """Keys that this model or this data would not look at."""
-    data, model = config.data, config.model
-    given = [name for name in ("layers", "width", "heads", "hidden") if getattr(model, name)]
-    if given and model.kind != "llama":
-        raise UserError(f"model.{given[0]} is for model.kind = 'llama', not {model.kind!r}: leave it out")
+    """Keys that nothing in this run would look at. A file written by --print-config or by a run names every key, so
+    only a value other than the default is known to be asked for."""
+    for key, (decider, values) in USED_FOR.items():
+        chosen = attrgetter(decider)(config)
+        if chosen not in values and attrgetter(key)(config) != attrgetter(key)(Config()):
+            wanted = " or ".join(map(repr, values))
+            raise UserError(f"{key} is for {decider} = {wanted}, not {chosen!r}: leave it out, or set {decider}")
+    _refuse_ignored_by_tokenizer(config.data)
+
+
+def _refuse_ignored_by_tokenizer(data: DataConfig) -> None:
     if data.vocabulary and data.kind != "tokens" and data.tokenizer != "bpe":
         raise UserError("data.vocabulary is for token files and for data.tokenizer = 'bpe': leave it out")
     if data.kind != "tokens" and data.tokenizer == "bpe" and 0 < data.vocabulary < 256:
@@ -252,6 +279,16 @@ def _hf(data: DataConfig) -> bytes:
             else datasets.load_dataset(data.dataset)
         )
         rows = stored["train"] if isinstance(stored, dict) else stored
-        return "\n\n".join(rows[data.column]).encode()
+        column = rows[data.column]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot load data.dataset = {data.dataset!r}, column {data.column!r}: {error}") from error
+    return "\n\n".join(_texts(column, data)).encode()
+
+
+def _texts(column: Iterable[Any], data: DataConfig) -> Iterator[str]:
+    for number, row in enumerate(column):
+        if not isinstance(row, str):
+            kind = "None" if row is None else type(row).__name__
+            cure = "filter such rows out, or choose another data.column"
+            raise UserError(f"data.dataset: row {number} of column {data.column!r} is {kind}, not text: {cure}")
+        yield row
