@@ -15,6 +15,7 @@ from tests.train.test_run import same_run
 from thinwire.train import checkpoint, data, run
 from thinwire.train import config as configs
 from thinwire.train.config import Config
+from thinwire.train.errors import UserError
 from thinwire.train.launch import in_one_process
 from thinwire.train.notes import Notes
 from thinwire.train.place import Place, alone
@@ -133,20 +134,79 @@ def test_parts_of_two_numbers_of_workers_are_no_checkpoint(tmp_path: Path, capsy
     assert "is of a run with 4 workers, other parts of one with 2" in said and "at step 5" in said
 
 
-def test_a_kill_between_the_parts_of_the_first_checkpoint_begins_at_step_0(tmp_path: Path, capsys) -> None:
-    whole = train(configured(tmp_path), tmp_path / "whole")
-    folder = train(configured(tmp_path), tmp_path / "run", stop_at=5)
-    shutil.rmtree(folder / "checkpoint-000005" / "worker-1")
+def test_a_kill_between_the_parts_of_the_first_checkpoint_begins_at_step_0(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, folder = train(configured(tmp_path), tmp_path / "whole"), tmp_path / "run"
+    save_part = checkpoint.save_part
+
+    def killed(run: Path, step: int, part: str, *rest: Any) -> None:
+        if part == "worker-1":
+            raise KeyboardInterrupt
+        save_part(run, step, part, *rest)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(checkpoint, "save_part", killed)
+        train(configured(tmp_path), folder)
+    assert checkpoint.parts_in(folder, 5) == ["worker-0"]
     resume(folder)
     assert "no checkpoint yet: it begins at step 0" in capsys.readouterr().err
     same_run(whole, folder)
+    assert not list(folder.glob(".*.unsaved"))
 
 
 @pytest.mark.xdist_group("train")
 def test_processes_of_which_one_had_written_no_part_yet_begin_at_step_0(tmp_path: Path, thinwire) -> None:
     folder = train(configured(tmp_path), tmp_path / "run", stop_at=5)
     shutil.rmtree(folder / "checkpoint-000005" / "worker-1")
+    checkpoint.mark_unsaved(folder, ["worker-1"])
     assert "begins at step 0" in thinwire("train", "--resume", folder, "--processes", 2).stderr
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize("workers", [2, 3], ids=["as many workers", "another number"])
+def test_a_part_that_was_saved_and_is_missing_is_refused_and_the_others_are_kept(
+    tmp_path: Path, capsys, workers: int
+) -> None:
+    folder = train(configured(tmp_path), tmp_path / "run", stop_at=5)
+    shutil.rmtree(folder / "checkpoint-000005" / "worker-1")
+    before = contents(folder)
+    with pytest.raises(UserError, match="000005 holds worker 0's part of 2, but not worker 1's.*--connect.*--out$"):
+        resume(folder, workers=workers)
+    assert contents(folder) == before and capsys.readouterr().err == ""
+
+
+def test_processes_refuse_a_missing_part_alike(tmp_path: Path, thinwire) -> None:
+    """Process 0 has its part: it is told by process 1."""
+    folder = train(configured(tmp_path), tmp_path / "run", stop_at=5)
+    shutil.rmtree(folder / "checkpoint-000005" / "worker-1")
+    before = contents(folder)
+    (line,) = thinwire("train", "--resume", folder, "--processes", 2, status=2).stderr.splitlines()
+    assert "holds worker 0's part of 2, but not worker 1's" in line
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("train --workers 2 --steps 9 --out a", ""),
+        ("train --workers=4 --processes=2", "--processes 2"),
+        (
+            "train --worker 1 --out a --connect=h:1 --workers 2 --local train.batch=2",
+            "--connect h:1 --workers 2 --worker 1",
+        ),
+        (
+            "train --join h:1 --min-workers 2 --workers 3 --address 10.0.0.2 --secret-file s",
+            "--join h:1 --secret-file s --address 10.0.0.2 --min-workers 2",
+        ),
+    ],
+)
+def test_a_run_is_gone_on_with_as_it_was_launched(line: str, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["thinwire", *line.split()])
+    assert run._again(Path("my run")) == " ".join(["thinwire train --resume 'my run'", *kept.split()])
 
 
 def test_a_stray_file_in_a_part_is_not_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -65,6 +66,30 @@ def test_nothing_in_common_is_refused_with_who_has_what(tmp_path: Path, pair, ti
     shutil.rmtree(second / "checkpoint-000005")
     for site in pair("train", only={i: ("--resume", f) for i, f in enumerate((first, second))}):
         assert "process 0 has 5; process 1 has none" in ended(site, 2).stderr
+
+
+def test_what_a_stopped_site_says_goes_on_with_the_run(tmp_path: Path, start, pair, tiny: list[str]) -> None:
+    stopped = [ended(site) for site in pair("train", *tiny, "--steps", 12, "--stop-at", 7, only=outs(tmp_path))]
+    lines = [shlex.split(site.stderr.rpartition("go on with: thinwire ")[2]) for site in stopped]
+    resumed = [ended(site) for site in [start(*line) for line in lines]]
+    assert all("at step 7" in site.stderr for site in resumed)
+    same_run(*folders(tmp_path))
+
+
+def test_a_site_is_no_whole_run_and_not_another_site(tmp_path: Path, thinwire, pair, tiny: list[str]) -> None:
+    for site in pair("train", *tiny, "--steps", 12, "--stop-at", 5, only=outs(tmp_path)):
+        ended(site)
+    first, second = folders(tmp_path)
+    (alone,) = thinwire("train", "--resume", second, status=2).stderr.splitlines()
+    assert "checkpoint-000005 holds worker 1's part of 2, but not worker 0's part: resume with the --connect" in alone
+    swapped = pair("train", only={0: ("--resume", second), 1: ("--resume", first)})
+    lines = [ended(site, 2).stderr for site in swapped]
+    for worker, line in enumerate(lines):
+        assert f"holds worker {1 - worker}'s part, this is --worker {worker}: " in line
+        assert len([text for text in line.splitlines() if not text.startswith("waiting for")]) == 1
+    for worker, folder in enumerate((first, second)):
+        checkpoint.verify(folder, 5, f"worker-{worker}", 2)
+        assert len(metrics(folder)) == 5
 
 
 def test_what_must_be_equal_is_compared_and_what_is_local_may_differ(tmp_path: Path, pair) -> None:

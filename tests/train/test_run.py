@@ -191,7 +191,8 @@ def test_another_number_of_workers_and_another_method(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--steps", 5), "is at step 10 already"),
+        (("--steps", 5), "is at step 10 already: --steps 5 is behind it"),
+        (("--stop-at", 5), "is at step 10 already: --stop-at 5 is behind it"),
         (("--set", "optimizer.name=sgd"), "optimizer.name"),
         (("--set", "optimizer.name=muon"), "optimizer.name"),
         (("--method", "demo"), "--set optimizer.name=sgd"),

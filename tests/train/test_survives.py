@@ -50,6 +50,10 @@ def test_a_comparison_refuses_the_folder_of_a_run(tmp_path: Path, thinwire, tiny
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").touch()
     result = thinwire("compare", *tiny, "--methods", "desloc", "--out", tmp_path / "run", status=2)
+    (tmp_path / "compared").mkdir()
+    (tmp_path / "compared" / "compare.json").touch()
+    other = thinwire("train", *tiny, "--out", tmp_path / "compared", status=2)
+    assert "holds a comparison" in one_line(other)
     assert "holds a run" in one_line(result) and [path.name for path in (tmp_path / "run").iterdir()] == ["config.toml"]
 
 

@@ -62,22 +62,30 @@ def _numbers(record: Record) -> dict[str, float]:
 
 
 def read(path: Path) -> list[Record]:
-    """All whole lines; a run that was killed may have left half of a last one."""
+    """All whole records; a run that was killed may have left half of a last one, a power loss anything behind it."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            record = json.loads(line.decode())
+        except ValueError:  # also where it is no UTF-8
             break
+        if not (isinstance(record, dict) and type(record.get("step")) is int):
+            break
+        records.append(record)
     return records
 
 
 def cut_after(path: Path, step: int) -> Record | None:
     """Drop what came after a checkpoint: the resumed run writes it again. Returns the last record kept."""
+    if not path.exists():
+        return None
     kept = [record for record in read(path) if record["step"] <= step]
     draft = path.with_suffix(".draft")
-    draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    draft.replace(path)
+    try:
+        draft.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # of a full disk
     return kept[-1] if kept else None

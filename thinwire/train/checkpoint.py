@@ -53,6 +53,22 @@ def save_part(run: Path, step: int, part: str, workers: int, files: Files) -> No
     listing = {name: [(draft / name).stat().st_size, _hash(draft / name)] for name in files}
     write_file(draft / "manifest.json", {"step": step, "workers": workers, "files": listing})
     _replace(target, draft)
+    with suppress(FileNotFoundError):  # it had been saved before
+        _mark(run, part).rmdir()
+
+
+def mark_unsaved(run: Path, parts: Sequence[str]) -> None:
+    """Until it is saved for the first time a part has a mark: where it is missing then, nothing was lost."""
+    for part in parts:
+        _mark(run, part).mkdir(exist_ok=True)
+
+
+def is_unsaved(run: Path, part: str) -> bool:
+    return _mark(run, part).exists()
+
+
+def _mark(run: Path, part: str) -> Path:
+    return run / f".{part}.unsaved"
 
 
 def _replace(target: Path, draft: Path) -> None:
@@ -110,10 +126,13 @@ def _write_state(path: Path, state: Any) -> None:
 def replace_text(path: Path, text: str) -> None:
     """A small file that is the old or the new one, whole, whenever the process is killed: a resume reads it."""
     draft = _draft(path)
-    with _named(path):
-        draft.write_text(text)
-        _sync(draft)
-        draft.replace(path)
+    try:
+        with _named(path):
+            draft.write_text(text)
+            _sync(draft)
+            draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # of a full disk
 
 
 def _draft(path: Path) -> Path:
@@ -201,10 +220,16 @@ def parts_in(run: Path, step: int) -> list[str]:
 
 def workers_of(run: Path, step: int) -> int | None:
     """How many workers the run had at this step, by the first part that tells."""
+    return next((workers for workers in manifests_in(run, step).values()), None)
+
+
+def manifests_in(run: Path, step: int) -> dict[str, int]:
+    """The parts of a step that have a manifest, each with the number of workers that its run had."""
+    found = dict[str, int]()
     for part in parts_in(run, step):
         with suppress(Damaged):  # told when it is verified
-            return _manifest(folder_of(run, step) / part)[0]
-    return None
+            found[part] = _manifest(folder_of(run, step) / part)[0]
+    return found
 
 
 def agree(listings: list[list[int]]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.train import checkpoint, weights
 from thinwire.train.config import Config
+from thinwire.train.errors import UserError
 from thinwire.train.methods import resolved_method
 from thinwire.train.models import export_config
 from thinwire.train.place import Place
@@ -14,6 +17,16 @@ from thinwire.train.progress import Talker
 
 if TYPE_CHECKING:
     from thinwire.train.loop import Trainer
+
+
+@dataclass
+class Found:
+    """The steps that one process found on its disk, newest first."""
+
+    good: list[int] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)  # the first save was cut off: nothing to go back to
+    refused: list[str] = field(default_factory=list)  # a line each
+    incomplete: str = ""  # where none is good: what one is there of, and what is not, in a line for the user
 
 
 class Keeper:
@@ -28,6 +41,11 @@ class Keeper:
 
     def _part(self, worker: int) -> str:
         return f"worker-{worker}-shard-{self.place.inner}" if self.place.inside > 1 else f"worker-{worker}"
+
+    def begin(self) -> None:
+        """Before a run's first step: a kill within its first save must not look like a part that was lost later."""
+        if not self.whole:
+            checkpoint.mark_unsaved(self.run, self.parts)
 
     def save(self, trainer: Trainer) -> None:
         """Write this step. Then drop all but the last whole ones: also those that the run went back behind."""
@@ -85,15 +103,15 @@ class Keeper:
     def restore(self, trainer: Trainer) -> None:
         """Bring the trainer to the newest step that every process has whole, and open its fleet."""
         checkpoint.put_back(self.run)
-        heard = self.place.notes.exchange(self._usable())
-        listings = [good for good, _, _ in heard]
-        unfinished = {step for _, steps, _ in heard for step in steps}
-        if not any(refused for _, _, refused in heard) and set().union(*listings) <= unfinished:
+        heard = [Found(**note) for note in self.place.notes.exchange(asdict(self._look()))]
+        listings = [found.good for found in heard]
+        if _never_saved(heard):
             self.talk.say(f"{self.run} has no checkpoint yet: it begins at step 0")
             trainer.open_fleet(self.config.method)
             return
         if not set.intersection(*map(set, listings)):
             self.place.notes.leave()  # every process is about to refuse, and each must hear why
+            self._refuse_incomplete([found.incomplete for found in heard])
         step = trainer.step = checkpoint.agree(listings)
         self.whole = [good for good in reversed(listings[self.place.notes.process]) if good <= step]
         workers = checkpoint.workers_of(self.run, step)
@@ -106,26 +124,52 @@ class Keeper:
             self._load_worker(trainer, index, files)
         self._open_fleet(trainer, stored[0]["state.pt"], [files["fleet.pt"] for files in stored])
 
-    def _usable(self) -> tuple[list[int], list[int], bool]:
-        """Steps that are whole here, those that were never finished, and whether any is damaged, with a line each."""
-        good, unfinished, refused = list[int](), list[int](), False
+    def _look(self) -> Found:
+        found = Found()
         steps = [step for step in checkpoint.steps_in(self.run) if checkpoint.parts_in(self.run, step)]
         for step in steps:
-            if step == steps[-1] and not self._all_begun(step):
-                unfinished.append(step)
+            if self._is_unfinished(step):
+                found.unfinished.append(step)
                 continue
             try:
                 self._verify(step)
-                good.append(step)
+                found.good.append(step)
             except checkpoint.Damaged as error:
-                refused = True
-                if not good:
-                    self.talk.say(f"refused {error}; looking for the one before")
-        return good, unfinished, refused
+                found.refused += [] if found.good else [str(error)]
+        if not found.good:
+            found.incomplete = next(filter(None, map(self._incomplete, steps)), "")
+        for line in [] if found.incomplete else found.refused:
+            self.talk.say(f"refused {line}; looking for the one before")
+        return found
 
-    def _all_begun(self, step: int) -> bool:
-        """Whether no part is absent. The first checkpoint lacks some where the run was killed between two of them."""
-        return all((checkpoint.folder_of(self.run, step) / part).exists() for part in self._needed(step))
+    def _is_unfinished(self, step: int) -> bool:
+        """Whether the run was killed between two parts of its first checkpoint: what is missing was never saved."""
+        missing = self._missing(step)
+        return bool(missing) and all(checkpoint.is_unsaved(self.run, part) for part in missing)
+
+    def _missing(self, step: int) -> list[str]:
+        return [part for part in self._needed(step) if not (checkpoint.folder_of(self.run, step) / part).exists()]
+
+    def _incomplete(self, step: int) -> str:
+        """Which parts are here and which are not, and what to do; empty where that is not what is wrong."""
+        here, missing = checkpoint.manifests_in(self.run, step), self._missing(step)
+        if not (here and missing) or self._is_unfinished(step):
+            return ""
+        if self.place.separate and not self.place.elastic:
+            wrong = f"{self.run} holds {_owners(here)}, this is --worker {self.place.hosted[0]}"
+            return f"{wrong}: give each machine the folder that it had, or start anew with another --out"
+        folder, workers = checkpoint.folder_of(self.run, step), checkpoint.workers_of(self.run, step)
+        cures = "the --connect or --join line it was started with, or copy the missing parts here, or start anew"
+        known = f"{folder} holds {_owners(here)} of {workers}, but not {_owners(missing)}"
+        return f"{known}: resume with {cures} with another --out"
+
+    def _refuse_incomplete(self, lines: Sequence[str]) -> None:
+        """One's own line, or else the first of another process."""
+        if own := lines[self.place.notes.process]:
+            raise UserError(own)
+        for process, line in enumerate(lines):
+            if line:
+                raise UserError(f"process {process}: {line}")
 
     def _verify(self, step: int) -> None:
         workers = checkpoint.workers_of(self.run, step)
@@ -187,6 +231,18 @@ class Keeper:
         self.talk.say(f"{what}: parameters are equal on all workers now")
         self.talk.say(f"{what}: optimizer moments are the mean of the parts on this disk")
         self.talk.say(f"{what}: residuals and outer momentum start anew")
+
+
+def _never_saved(heard: Sequence[Found]) -> bool:
+    """Whether no process has a step that any checkpoint was ever finished of."""
+    unfinished = {step for found in heard for step in found.unfinished}
+    saved = {step for found in heard for step in found.good} - unfinished
+    return not saved and not any(found.refused for found in heard)
+
+
+def _owners(parts: Iterable[str]) -> str:
+    names = [part.removeprefix("worker-").replace("-", " ") for part in parts]  # "0", or "0 shard 1"
+    return f"worker {names[0]}'s part" if len(names) == 1 else f"the parts of workers {', '.join(names)}"
 
 
 def _take_counts(trainer: Trainer, state: dict[str, Any]) -> None:

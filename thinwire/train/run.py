@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import importlib.metadata
 import json
+import os
 import platform
+import shlex
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +33,9 @@ from thinwire.train.work import build_team
 
 PACKAGES = ("thinwire", "torch", "numpy", "safetensors", "tokenizers", "transformers", "datasets", "torchft", "plotly")
 
+# what says how a run was launched: its config.toml does not
+LAUNCH = ("--processes", "--connect", "--workers", "--worker", "--join", "--secret-file", "--address", "--min-workers")
+
 
 @dataclass
 class Order:
@@ -44,6 +50,7 @@ class Order:
 
 def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
     """Train; the summary of a run that reached its last step, else None."""
+    _refuse_names(config, order.folder)
     data.resolve(config)
     try:
         place.notes.keep_watch()
@@ -59,6 +66,16 @@ def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
         raise PeerGone(f"ended while setting up: {error}") from error
 
 
+def _refuse_names(config: Config, folder: Path) -> None:
+    """Config and report are UTF-8: a name that is not cannot stand in them."""
+    for text in (str(folder), *toml.dump(config).splitlines()):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(text.partition("  # ")[0]).decode(errors="backslashreplace").strip()
+            raise UserError(f"{shown}: the name is not UTF-8: rename the file or folder") from error
+
+
 def _set_up(config: Config, place: Place) -> Trainer:
     dataset = data.load(config)
     team = build_team(config, place, dataset)
@@ -72,9 +89,7 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
     if order.resume:
         with as_user_error():
             keeper.restore(trainer)
-        if trainer.step > config.steps:
-            place.notes.leave()  # every process refuses alike
-            raise UserError(f"{order.folder} is at step {trainer.step} already: --steps {config.steps} is behind it")
+        _refuse_what_is_behind(trainer, order)
         talk.say(f"resumed {order.folder} at step {trainer.step}")
     else:
         trainer.open_fleet(config.method)
@@ -88,17 +103,27 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
         raise OSError(_unsaved(trainer, order, keeper, error)) from error
 
 
+def _refuse_what_is_behind(trainer: Trainer, order: Order) -> None:
+    for flag, goal in (("--steps", trainer.config.steps), ("--stop-at", order.stop_at)):
+        if goal is not None and goal < trainer.step:
+            trainer.place.notes.leave()  # every process refuses alike
+            raise UserError(f"{order.folder} is at step {trainer.step} already: {flag} {goal} is behind it")
+
+
 def _unsaved(trainer: Trainer, order: Order, keeper: Keeper, error: OSError) -> str:
     whole = [checkpoint.folder_of(order.folder, step) for step in keeper.whole[-1:]]
     last = f"the last whole checkpoint is {whole[0]}" if whole else "there is no checkpoint yet"
-    again = _again(order, trainer.place)
+    if not (order.folder / "config.toml").exists():
+        return f"cannot begin in {order.folder}: {file_line(error)}; free space and start again"
+    again = _again(order.folder)
     return f"cannot save at step {trainer.step}: {file_line(error)}; {last}; free space and go on with: {again}"
 
 
 def _go_on(trainer: Trainer, order: Order, talk: Talker, keeper: Keeper) -> dict[str, Any] | None:
     """From the step where the trainer is to where it is to stop."""
     config, place = trainer.config, trainer.place
-    sinks = _sinks(trainer, order.folder, talk) if place.writes else []
+    sinks = _sinks(trainer, order, talk) if place.writes else []
+    keeper.begin()
     every = 1 if place.notes.processes == 1 and place.device.type == "cpu" else config.logging.every
     ledger = Ledger(place.notes, every, sinks, talk.show)
     until = min(config.steps, order.stop_at or config.steps)
@@ -117,7 +142,7 @@ def _go_on(trainer: Trainer, order: Order, talk: Talker, keeper: Keeper) -> dict
         place.transport.leave("finished")
     if summary is None:
         reason = why or f"--stop-at {order.stop_at}"
-        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: {_again(order, place)}")
+        talk.say(f"stopped after step {trainer.step} ({reason}); go on with: {_again(order.folder)}")
     return summary
 
 
@@ -133,9 +158,20 @@ def _closing(ledger: Ledger) -> Iterator[None]:
     ledger.close()
 
 
-def _again(order: Order, place: Place) -> str:
-    joined = f" --join {place.transport.coordinator}" if place.elastic else ""
-    return f"thinwire train --resume {order.folder}{joined}"
+def _again(folder: Path) -> str:
+    """The command that goes on with a run, launched as this one was."""
+    return shlex.join(["thinwire", "train", "--resume", str(folder), *_launch_words(sys.argv[1:])])
+
+
+def _launch_words(arguments: Sequence[str]) -> list[str]:
+    """Those of the command line that say who meets where; `--workers` too where it is about machines."""
+    given = dict[str, str]()
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        given |= {flag: value if equals else following} if flag in LAUNCH else {}
+    if "--connect" not in given:
+        given.pop("--workers", None)
+    return [word for flag in LAUNCH if flag in given for word in (flag, given[flag])]
 
 
 def _save_alone(trainer: Trainer, ledger: Ledger, keeper: Keeper) -> Path:
@@ -217,8 +253,8 @@ def _claimed(folder: Path, place: Place, resume: bool) -> Iterator[None]:
 
 def _lock(folder: Path, resume: bool) -> tuple[IO[str] | None, str]:
     """The folder's lock, or why it is not to be had."""
-    if not resume and ((folder / "metrics.jsonl").exists() or checkpoint.steps_in(folder)):
-        return None, f"{folder} holds a run already: thinwire train --resume {folder}, or another --out"
+    if not resume and (trouble := _occupied(folder)):
+        return None, trouble
     try:
         lock = (folder / ".lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -229,16 +265,37 @@ def _lock(folder: Path, resume: bool) -> tuple[IO[str] | None, str]:
     return lock, ""
 
 
-def _sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
-    """Where records go; what came after the checkpoint is dropped, since it will be written again."""
+def _occupied(folder: Path) -> str:
+    """Why no new run can begin here; a config.toml is what makes a run that can be resumed."""
+    if (folder / "compare.json").exists():
+        return f"{folder} holds a comparison, whose report the run's would replace: give another --out"
+    if (folder / "config.toml").exists():
+        return f"{folder} holds a run already: {_again(folder)}, or another --out"
+    if checkpoint.steps_in(folder) or metrics.read(folder / "metrics.jsonl"):
+        return f"{folder} holds a run that has lost its config.toml: put that back, or give another --out"
+    return ""
+
+
+def _sinks(trainer: Trainer, order: Order, talk: Talker) -> list[metrics.Sink]:
+    """Where records go. A new run that cannot begin leaves no files that would pass for one."""
+    try:
+        return _open_sinks(trainer, order.folder, talk)
+    except OSError:
+        for name in () if order.resume else ("metrics.jsonl", "versions.json", "config.toml"):
+            (order.folder / name).unlink(missing_ok=True)
+        raise
+
+
+def _open_sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Sink]:
+    """What came after the checkpoint is dropped from the records, since it will be written again."""
     config = trainer.config
+    checkpoint.replace_text(folder / "config.toml", toml.dump(config))
     last = metrics.cut_after(folder / "metrics.jsonl", trainer.step)
     if last:
         trainer.last, trainer.seconds_before = last, last["seconds"]
         # a fleet that was opened anew (another number of workers) counts from zero
         trainer.wire_before = {key: max(0, last[key] - getattr(trainer.fleet, key)) for key in trainer.wire_before}
     (folder / "summary.json").unlink(missing_ok=True)  # of an earlier end, if this run goes on
-    checkpoint.replace_text(folder / "config.toml", toml.dump(config))
     checkpoint.replace_text(folder / "versions.json", json.dumps(versions(), indent=2))
     sinks: list[metrics.Sink] = [metrics.Lines(folder / "metrics.jsonl")]
     if config.logging.tensorboard:
