@@ -166,7 +166,7 @@ def _again(folder: Path) -> str:
 def _launch_words(arguments: Sequence[str]) -> list[str]:
     """Those of the command line that say who meets where; `--workers` too where it is about machines."""
     given = dict[str, str]()
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         given |= {flag: value if equals else following} if flag in LAUNCH else {}
     if "--connect" not in given:
