@@ -272,9 +272,10 @@ class Replica:
 
     def _replaced(self) -> str | None:
         """A name that stands for another parameter by now. FSDP2 shows whole tensors in place of shards at times."""
-        now = {clean_name(name): parameter for name, parameter in self.module.named_parameters()}
-        plain = ((name, parameter) for name, parameter in self.trainable.items() if not is_dtensor(parameter))
-        return next((name for name, parameter in plain if now.get(name, parameter) is not parameter), None)
+        present = {id(parameter) for parameter in self.module.parameters()}
+        gone = [name for name, p in self.trainable.items() if id(p) not in present and not is_dtensor(p)]
+        names = {clean_name(name) for name, _ in self.module.named_parameters()} if gone else set()
+        return next((name for name in gone if name in names), None)
 
     def island_mesh(self) -> Any | None:
         """The device mesh that the parameters are sharded over inside this worker, if any."""
