@@ -190,6 +190,15 @@ class Live:
             if tensor is not None:
                 add_scaled(tensor, view, factor)
 
+    def keep_above_zero(self) -> None:
+        """x = max(x, 0)."""
+        if self.replica.line is not None:
+            self.write(self.read().clamp_(min=0))
+            return
+        for tensor in self.tensors():
+            if tensor is not None:
+                tensor.clamp_(min=0)
+
     def mix(self, buffer: Tensor, keep: float) -> None:
         """x = keep * x + (1 - keep) * buffer, in fp32 and then rounded as x is."""
         if self.replica.line is not None:

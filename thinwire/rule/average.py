@@ -66,7 +66,7 @@ class Overwrite(Rule):
         scales = [beta**scope.delay for beta in x.decays()] if scope.delay else None
         _replace(x, state, answer, scales)
         if scope.delay and set(x.view.states).intersection(SECOND):
-            x.write(x.read().clamp_(min=0))  # rounding alone takes a mean of squares below zero, and its root is NaN
+            x.keep_above_zero()  # rounding alone takes a mean of squares below, and its root is NaN
 
 
 def _offset(x: Live, state: State) -> Tensor:
