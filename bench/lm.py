@@ -207,7 +207,7 @@ def optimizers_of(name: str, model: Llama, lr: float, decay: float = 0.1) -> lis
 
     So they do with "adopt+adamw". ADOPT's second moment begins as the first gradient's square and with the published
     beta of .9999 hardly moves in a short run; "adopt.99+adamw" has .99. "slow adamw" and "slow muon" have a slow
-    momentum beside the fresh gradient.
+    momentum beside the fresh gradient; the first moment of "quick adamw" forgets twice as fast.
     """
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     embeddings = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" in n]
@@ -219,8 +219,8 @@ def optimizers_of(name: str, model: Llama, lr: float, decay: float = 0.1) -> lis
         return [torch.optim.SGD(model.parameters(), lr=lr)]
     matrices = embeddings + inner if name.endswith("adamw") and "+" not in name else embeddings
     groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
-    adam = AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=fused)
-    if name == "adamw":
+    adam = AdamW(groups, lr=lr, betas=(0.8 if name == "quick adamw" else 0.9, 0.95), fused=fused)
+    if name in ("adamw", "quick adamw"):
         return [adam]
     if name in ("adopt+adamw", "adopt.99+adamw"):
         betas = (0.95, 0.99 if ".99" in name else 0.9999)
@@ -229,7 +229,7 @@ def optimizers_of(name: str, model: Llama, lr: float, decay: float = 0.1) -> lis
         return [SlowAdam(groups, lr, betas=(0.99, 0.95), share=0.9)]
     if name in ("muon", "slow muon"):
         return [StackedMuon(inner, lr, decay, momentum=0.99 if "slow" in name else 0.95), adam]
-    known = "adamw, slow adamw, muon, slow muon, adopt, adopt+adamw, adopt.99+adamw or sgd"
+    known = "adamw, slow adamw, quick adamw, muon, slow muon, adopt, adopt+adamw, adopt.99+adamw or sgd"
     raise ValueError(f"optimizer must be {known}, not {name!r}")
 
 
