@@ -64,6 +64,7 @@ class Fleet:
         self.header_length = header_length(self.replicas[0].most_tensors)
         self.island = Island(self.replicas)
         self.loaded = self._opened = self._begun = False
+        self._looked_at = -1  # the step at which the replicas were last looked at
         self._opening: int | None = None  # which of its transport's fleets this is, in order
         self.calls = self.evaluations = 0  # meetings outside of rounds so far; blocks of `evaluating` open now
         self._hooks: list[Any] = []  # on the optimizers, while attached
@@ -247,6 +248,13 @@ class Fleet:
             missed = due - self.steps
             self.steps = self.steps_begun = due
             self.events.add("late", due, f"the others waited at step {due}: this worker skips {missed} steps to them")
+
+    def refuse_changed(self) -> None:
+        """Of the rows that are due in a step the first one asks: it takes a look at every tensor of the models."""
+        if self._looked_at != self.steps_begun:
+            for replica in self.replicas:
+                replica.refuse_changed()
+            self._looked_at = self.steps_begun
 
     def gradient_rows(self) -> list[Row]:
         return [row for row in self.rows if row.sync.view.kind == "grads"]

@@ -272,7 +272,7 @@ class Replica:
 
     def _replaced(self) -> str | None:
         """A name that stands for another parameter by now. FSDP2 shows whole tensors in place of shards at times."""
-        present = {id(parameter) for parameter in self.module.parameters()}
+        present = {id(parameter) for part in self.module.modules() for parameter in part._parameters.values()}
         gone = [name for name, p in self.trainable.items() if id(p) not in present and not is_dtensor(p)]
         names = {clean_name(name) for name, _ in self.module.named_parameters()} if gone else set()
         return next((name for name in gone if name in names), None)

@@ -108,6 +108,7 @@ class Row:
 
     def launch(self) -> None:
         """Start the next round; never waits for a peer."""
+        self.fleet.refuse_changed()
         self.launched += 1
         if self.sync.rule.silent:
             return self._apply_silently()
@@ -132,7 +133,6 @@ class Row:
 
     def _prepare(self, lane: Lane) -> tuple[Header, Tensor | list[Tensor], Sent]:
         rule, present, unwell = self.sync.rule, lane.live.present(), lane.unwell
-        lane.live.replica.refuse_changed()
         bits = self._parameter_bits(lane)
         with lane.borrowed(to_read=not rule.at_launch) as state:
             message = self._message(lane, state)
