@@ -245,7 +245,7 @@ COMPOSED = [
           best_at_most("1000x", "rate adamw", 1)),
     Claim("the same, Muon", best_at_most("muon 1000x", "rate muon", 1)),
     Claim("goal at 50M tokens (2.9 passes), AdamW: sparse averaging every 4", gap_at_most(
-        "50M sparse averaging", "ddp", 1)),
+        "50M sparse averaging, decay .9", "ddp", 1)),
     Claim("the same, Muon: two bits every 64", gap_at_most("muon 50M two bits 64", "muon 50M ddp", 1)),
     Claim("the same with an outer rate of 1.5 (`tw.two_bit_averaging`)",
           gap_at_most("muon 50M two bits 64, outer 1.5", "muon 50M ddp", 1)),
@@ -259,6 +259,9 @@ COMPOSED = [
     Claim("the same at ten times the weight decay, where DDP does not overfit",
           gap_at_most("muon 100M two bits 64, decay 1", "muon 100M ddp, decay 1", 1)),
     Claim("the same, AdamW: sparseloco every 4", gap_at_most("100M sparseloco 4, decay 1", "100M ddp, decay 1", 1)),
+    Claim("the same, AdamW: sparse averaging every 4",
+          gap_at_most("100M sparse averaging, decay 1", "100M ddp, decay 1", 1)),
+
     Claim("goal at 25M tokens in four times as many steps, AdamW: sparse averaging every 4",
           best_at_most("steps 1000x", "steps rate adamw", 1)),
     Claim("the same, Muon: two bits every 64", best_at_most("steps muon 1000x", "steps rate muon", 1)),

@@ -25,15 +25,19 @@ IN_SHORT = """\
   .6 : M8 diloco .6> at 2, 4 and 8 workers.
 - **Decoupled momentum** claims 16 times fewer bytes than DiLoCo at 128. With 256 of 4,096 components, 18 times fewer,
   "consensus" has DiLoCo's loss at 128: <M2 decoupled 128 consensus, 256 : M2 diloco 128>, <decoupled 128 consensus, 256
-  : diloco 128> and <M8 decoupled 128 consensus, 256 : M8 diloco 128> at 2, 4 and 8 workers, <sent of decoupled 128
+  : diloco 128> and <M8 decoupled 128 consensus, 256 : M8 diloco 128> at 2, 4 and 8 workers (second seed <M2 decoupled
+  128 consensus, 256, seed 1 : M2 diloco 128, seed 1>, <decoupled 128 consensus, 256, seed 1 : diloco 128, seed 1>, <M8
+  decoupled 128 consensus, 256, seed 1 : M8 diloco 128, seed 1>), <sent of decoupled 128
   consensus, 256> fewer bytes than DDP. With the published 32, 146 times fewer than DiLoCo, it mostly lies between
   DiLoCo at 128 and at 512. As printed ("paper") it diverges from four workers on.
 - **1000 times fewer bytes than DDP within 1% of its loss** is met with Muon from 50M tokens on (`tw.two_bit_averaging`:
-  <muon 50M two bits 64, outer 1.5 : muon 50M ddp>; with an outer rate of 1 <muon 50M two bits 64 : muon 50M ddp> and
+  <muon 50M two bits 64, outer 1.5 : muon 50M ddp> and <muon 50M two bits 64, outer 1.5, seed 1 : muon 50M ddp, seed 1>,
+  two seeds; with an outer rate of 1 <muon 50M two bits 64 : muon 50M ddp> and
   <muon 50M two bits 64, seed 1 : muon 50M ddp, seed 1>; at 100M tokens, weight decay raised so that DDP does not
   overfit, <muon 100M two bits 64, decay 1 : muon 100M ddp, decay 1>). At 25M tokens it costs <muon 1000x two bits 64,
-  outer 1.5 : rate muon 8e-3>. With AdamW it is met in tiny models only: <1000x sparse averaging, decay .9 : rate adamw
-  2e-3> at 25M tokens (`tw.sparse_averaging`), <100M sparseloco 4, decay 1 : 100M ddp, decay 1> at 100M.
+  outer 1.5 : rate muon 8e-3>. With AdamW it is met in tiny models only; with `tw.sparse_averaging` it costs <1000x
+  sparse averaging, decay .9 : rate adamw 2e-3> at 25M tokens, <50M sparse averaging, decay .9 : ddp> and <50M sparse
+  averaging, decay .9, seed 1 : ddp, seed 1> at 50M, <100M sparse averaging, decay 1 : 100M ddp, decay 1> at 100M.
 - **Speed**: a DiLoCo round between training steps takes .51 (two workers) and .41 (four) of torchft's time on loopback.
   Eager keeps two workers busy 99% of the time on a line of 60 Mbit/s, where DDP reaches 21%.
 """
@@ -114,10 +118,11 @@ Beside what [the tables](results/runs.md) say:
   .4 and .2 with .9 and .7 with .6 for eager, .4 and .1 with .9 for delayed; 1 and 1.5 for sparseloco and sparse
   averaging; .7 with .9, .6, .3 and 1, 1.5, 2 without momentum for two bits.
 - DES-LOC's newcomers with a second seed or with longer to go.
-- At 1000x: DES-LOC rows below fp32; on a GPU sparseloco at 3000x, other numbers of workers; an outer rate of 1.5 for
-  two bits with a second seed or at 100M tokens.
+- At 1000x: DES-LOC rows below fp32; on a GPU sparseloco at 3000x, other numbers of workers; two bits at other weight
+  decays.
 - "consensus" with other numbers of components than 32 and 256.
-- A ResNet-20 at two workers with decoupled momentum: the GPU's time was used up.
+- A ResNet-20 with DDP at eight workers.
+
 """
 
 
@@ -163,8 +168,10 @@ Relay (`tw.relay_diloco`) reaches the goals: <M2 relay .6 : M2 diloco .6>, <M4 r
 <M4 eager : M4 diloco> and <M8 eager : M8 diloco>. With a second seed relay's gap is <M2 relay .6, seed 1 : M2 diloco
 .6, seed 1>, <M4 relay .6, seed 1 : M4 diloco .6, seed 1> and <M8 relay .6, seed 1 : M8 diloco .6, seed 1>, and .6
 changes DiLoCo's loss by <M2 diloco .6, seed 1 : M2 diloco, seed 1> at two workers. In the 35M shape, two workers, H =
-30, it is <35M M2 relay : 35M M2 diloco .6>. At 100M tokens and four workers it is <100M relay .6 : 100M diloco .6>, and
-DiLoCo is <100M diloco .6 : 100M ddp> above DDP. What it is made of, at four workers:
+30, it is <35M M2 relay : 35M M2 diloco .6> (second seed <35M M2 relay, seed 1 : 35M M2 diloco .6, seed 1>), and at H =
+100 in the 12M one <M2 H100 relay : M2 H100 diloco .6>. At 100M tokens and four workers it is <100M relay .6 : 100M
+diloco .6> (<100M relay .6, seed 1 : 100M diloco .6, seed 1>), and DiLoCo is <100M diloco .6 : 100M ddp> above DDP. What
+it is made of, at four workers:
 
 - *Short delays.* Fragments whose answers are a whole period old: <M4 relay, full delay : M4 diloco .6>; the whole
   model, a period old (carry): <M4 carry : M4 diloco .6>. So relay keeps the line busy all the time, but does not hide a
@@ -186,11 +193,13 @@ DiLoCo is <100M diloco .6 : 100M ddp> above DDP. What it is made of, at four wor
   library.
 - *The published outer step* (.4, .9), two workers, H = 30: eager loses <M2 H30 eager : M2 H30 diloco .4> against
   DiLoCo, with the second seed <M2 H30 eager, seed 1 : M2 H30 diloco .4, seed 1>: the published 2.3%, on average. In the
-  35M shape it loses <35M M2 eager : 35M M2 diloco .4> in half as many tokens, so that the published number is not
+  35M shape it loses <35M M2 eager : 35M M2 diloco .4> (<35M M2 eager, seed 1 : 35M M2 diloco .4, seed 1>) in half as
+  many tokens, so that the published number is not
   reached there; at H = 100 <M2 H100 eager : M2 H100 diloco .4>. E3M0 adds <M2 H30 eager E3M0 : M2 H30 eager>. Delayed
   updates lose <M2 H30 delayed : M2 H30 diloco .4>, at a rate of .1 <M2 H30 delayed .1 : M2 H30 diloco .4>; two phases
   <M2 H30 eager, two phases : M2 H30 diloco .4>. Fragments that land one inner step later are *better* than DiLoCo with
-  the same outer step, <M2 H30 one inner step : M2 H30 diloco .4>: mixing takes the edge off a momentum that is too high
+  the same outer step, <M2 H30 one inner step : M2 H30 diloco .4>, in E3M0 <M2 H30 one inner step, E3M0 : M2 H30 diloco
+  .4>: mixing takes the edge off a momentum that is too high
   here.
 - *The same at four workers*: eager <M4 H30 eager : M4 H30 diloco .4>, at a rate of .2 <M4 H30 eager .2 : M4 H30 diloco
   .4>, in E3M0 <M4 H30 eager E3M0 : M4 H30 diloco .4>, at H = 100 <M4 H100 eager : M4 H100 diloco .4>; delayed <M4 H30
@@ -219,8 +228,10 @@ The paper claims up to 16 times fewer bytes than DiLoCo, at a loss between DiLoC
 128, at 2, 4 and 8 workers:
 
 - *"consensus" with 256 of 4,096 components*, 18 times fewer bytes: <M2 decoupled 128 consensus, 256 : M2 diloco 128>,
-  <decoupled 128 consensus, 256 : diloco 128> and <M8 decoupled 128 consensus, 256 : M8 diloco 128>. The claim holds,
-  and from four workers on it costs nothing. It is <decoupled 128 consensus, 256 : ddp> above DDP (four workers) for
+  <decoupled 128 consensus, 256 : diloco 128> and <M8 decoupled 128 consensus, 256 : M8 diloco 128>; with a second seed
+  <M2 decoupled 128 consensus, 256, seed 1 : M2 diloco 128, seed 1>, <decoupled 128 consensus, 256, seed 1 : diloco 128,
+  seed 1> and <M8 decoupled 128 consensus, 256, seed 1 : M8 diloco 128, seed 1>. The claim holds, and from four workers
+  on it costs nothing. It is <decoupled 128 consensus, 256 : ddp> above DDP (four workers) for
   <sent of decoupled 128 consensus, 256> fewer bytes. "mean" is worse with as many components (<decoupled 128 mean, 256
   : diloco 128> at four workers).
 - *With the published 32 components*, 146 times fewer: "consensus" <M2 decoupled 128 consensus : M2 diloco 128>,
@@ -230,15 +241,17 @@ The paper claims up to 16 times fewer bytes than DiLoCo, at a loss between DiLoC
   consensus> against <M2 diloco 512>): it starts slowly, 32 components a round and only twelve rounds, and the rest
   waits in the residual. It is the default because it keeps workers equal and is the best at eight; with so few
   components, two to four workers and few rounds take `variant="mean"`, and export worker 0's copy.
-- *"paper"*, as printed: <M2 decoupled 128 paper : M2 diloco 128> at two workers. At four it diverges (<decoupled 128
-  paper>).
+- *"paper"*, as printed: <M2 decoupled 128 paper : M2 diloco 128> at two workers. At four and eight it diverges
+  (<decoupled 128 paper>, <M8 decoupled 128 paper>).
 - The bracket is wide: DiLoCo at 512 meets three times in this run, and from four workers on gets worse at the last
   meeting (see its curve in the raw file: 4.12 before it, <diloco 512> after, four workers).
 - *A ResNet-20 on Fashion-MNIST*, loss on the test images, four workers: DiLoCo at 128 <resnet M4 diloco 128>, at 512
   <resnet M4 diloco 512>, "consensus" with 256 components <resnet M4 consensus, 256> (17 times fewer bytes), with 32
   <resnet M4 consensus> (84 times), "mean" <resnet M4 mean>, "paper" <resnet M4 paper>. At eight: <resnet M8 diloco
   128>, <resnet M8 diloco 512>, <resnet M8 consensus, 256>, <resnet M8 consensus>, <resnet M8 mean>, <resnet M8 paper>.
-  At two: "consensus" <?resnet M2 consensus>, DiLoCo at 128 <resnet M2 diloco 128>.
+  At two: <resnet M2 diloco 128>, <resnet M2 diloco 512>, <resnet M2 consensus, 256>, <resnet M2 consensus>, <resnet M2
+  mean>, <resnet M2 paper>. So here "consensus" with 256 components is better than DiLoCo each time, and as good as DDP
+  (two workers <resnet M2 ddp>, four <resnet M4 ddp>).
 """
 
 DECOUPLED_ON_A_CPU = """\
@@ -260,22 +273,27 @@ DECOUPLED_ON_A_CPU = """\
 
 COMPOSED = """\
 1000 times fewer bytes than DDP within 1% of its loss was the goal. It is missed at 25M tokens, and met with Muon from
-50M tokens on, with two seeds; with AdamW it is missed, but at 100M tokens against a DDP that overfits.
+50M tokens on, with two seeds; with AdamW it is missed, by little at 50M tokens, and reached at 100M only against a DDP
+that overfits.
 
 - *25M tokens* (1.4 passes). The best is <1000x sparse averaging, decay .95 : rate adamw 2e-3> with AdamW (sparse
   averaging every 4, decay .95; .9 <1000x sparse averaging, decay .9 : rate adamw 2e-3>) and <muon 1000x two bits 64,
   outer 1.5 : rate muon 8e-3> with Muon (`tw.two_bit_averaging`, two bits every 64 with an outer rate of 1.5; with 1
-  <muon 1000x two bits 64, averaged : rate muon 8e-3>, with 2 <muon 1000x two bits 64, outer 2 : rate muon 8e-3>). One
-  seed.
+  <muon 1000x two bits 64, averaged : rate muon 8e-3>, with 2 <muon 1000x two bits 64, outer 2 : rate muon 8e-3>).
+  Second seed: <1000x sparse averaging, decay .9, seed 1 : rate adamw 2e-3, seed 1> (decay .9) and <muon 1000x two bits
+  64, outer 1.5, seed 1 : rate muon 8e-3, seed 1>.
 - *25M tokens in four times as many steps*, 8,192 tokens each: no better. Sparse averaging ends <steps 1000x sparse
   averaging : steps rate adamw 1e-3> above DDP with AdamW (second seed <steps 1000x sparse averaging, seed 1 : steps
   rate adamw 2e-3, seed 1>), two bits <steps muon 1000x two bits 64 : steps rate muon 4e-3> with Muon. So it is not the
   number of rounds that is missing.
 - *50M tokens* (2.9 passes), *Muon*, two bits every 64, all at 4e-3: with an outer rate of 1 <muon 50M two bits 64 :
   muon 50M ddp> and <muon 50M two bits 64, seed 1 : muon 50M ddp, seed 1> (two seeds), with 1.5 <muon 50M two bits 64,
-  outer 1.5 : muon 50M ddp> (one). DDP's lowest is its last, but it fits the training text better (<train of muon 50M
-  ddp> against <train of muon 50M two bits 64, outer 1.5>), so that repeated text may have a part here, too. *AdamW*:
-  sparse averaging (decay .8) <50M sparse averaging : ddp>, sparseloco every 4 <50M sparseloco 4 : ddp>.
+  outer 1.5 : muon 50M ddp> and <muon 50M two bits 64, outer 1.5, seed 1 : muon 50M ddp, seed 1>. DDP's lowest is its
+  last, but it fits the training text better (<train of muon 50M ddp> against <train of muon 50M two bits 64, outer
+  1.5>), so that repeated text may have a part here, too. *AdamW*: sparse averaging <50M sparse averaging, decay .9 :
+  ddp> and <50M sparse averaging, decay .9, seed 1 : ddp, seed 1> (two seeds), with a decay of .8 <50M sparse averaging
+  : ddp>, of .95 <50M sparse averaging, decay .95 : ddp>, at a rate of 3e-3 <50M sparse averaging, decay .9, rate 3e-3 :
+  ddp> (DDP is as good at 3e-3, <50M ddp, rate 3e-3>); sparseloco every 4 <50M sparseloco 4 : ddp>.
 - *100M tokens* (5.8 passes), *Muon*, two bits every 64, outer rate 1: <muon 100M two bits 64> against DDP's <muon 100M
   ddp>, <muon 100M two bits 64 : muon 100M ddp>; with a second seed <muon 100M two bits 64, seed 1 : muon 100M ddp, seed
   1>. But DDP overfits: <train of muon 100M ddp> against <train of muon 100M two bits 64> on the last batch, and its
@@ -284,8 +302,9 @@ COMPOSED = """\
 - *100M tokens with ten times the weight decay* (1 instead of .1), for both, so that DDP does not overfit: it ends at
   <muon 100M ddp, decay 1>, its lowest point, two bits at <muon 100M two bits 64, decay 1>: <muon 100M two bits 64,
   decay 1 : muon 100M ddp, decay 1>. So most of the -2.9% above was regularisation, and what is left is equality. With
-  AdamW DDP ends at <100M ddp, decay 1>, sparseloco every 4 at <100M sparseloco 4, decay 1>: <100M sparseloco 4, decay 1
-  : 100M ddp, decay 1>, missed. One seed each; other decays were not tried.
+  AdamW DDP ends at <100M ddp, decay 1>, sparseloco every 4 at <100M sparseloco 4, decay 1>, sparse averaging at <100M
+  sparse averaging, decay 1>: <100M sparse averaging, decay 1 : 100M ddp, decay 1>, missed. One seed each; other decays
+  were not tried.
 - *100M tokens, AdamW*, sparseloco every 4 with decay .9: <100M sparseloco 4 : 100M ddp> with the first seed, <100M
   sparseloco 4, seed 1 : 100M ddp, seed 1> with the second, while DDP's own seeds differ by <100M ddp, seed 1 : 100M
   ddp>: within 1% on average, not each time. Here too DDP has the lower training loss (<train of 100M ddp> against
@@ -300,7 +319,9 @@ What each part did at 25M tokens, four workers:
   adamw 2e-3, seed 1>), <1000x sparse averaging, outer 1.5 : rate adamw 2e-3> with .8 and an outer rate of 1.5, <1000x
   sparse averaging, decay .95 : rate adamw 2e-3> with .95. In tiny models .8 is better (below). Inner rates of 1e-3 and
   3e-3 instead of 2e-3: <1000x sparse averaging, decay .9, rate 1e-3 : rate adamw 2e-3> and <1000x sparse averaging,
-  decay .9, rate 3e-3 : rate adamw 2e-3>. With Muon <muon 1000x sparse averaging : rate muon 8e-3>, as good as two bits.
+  decay .9, rate 3e-3 : rate adamw 2e-3>, of 4e-3 <1000x sparse averaging, decay .9, rate 4e-3 : rate adamw 2e-3>. Every
+  2 steps in chunks of 160 <1000x sparse averaging 2, chunk 160 : rate adamw 2e-3>. With Muon <muon 1000x sparse
+  averaging : rate muon 8e-3>, as good as two bits.
 - *AdamW: shorter periods with fewer values each.* Sparseloco every 16 <1000x sparseloco 16>, 8 <1000x sparseloco 8>, 4
   <1000x sparseloco 4>, 2 <1000x sparseloco 2>. Every 4 is below DiLoCo every 16 in fp32 with momentum .6 (<25M diloco
   16 .6>, 63 times the bytes). Local Adam every 16 in fp32: <local adam 16>.
@@ -309,9 +330,15 @@ What each part did at 25M tokens, four workers:
   sparseloco 8>, inner rate 4e-3 <1000x sparseloco 8, lr 4e-3 : 1000x sparseloco 8>, the mean over all workers instead
   of over the senders <1000x sparseloco 8, mean of all : 1000x sparseloco 8>.
 - *AdamW: where the loss is made.* fp32 averages every 4, with 255 times the bytes, are <25M averaged 4 : rate adamw
-  2e-3> above DDP already, so that sparsity adds the smaller part. An outer rate above 1 does not mend that: <25M
-  averaged 4, outer 1.5 : rate adamw 2e-3> with 1.5, <25M averaged 4, outer 2 : rate adamw 2e-3> with 2. Gradients that
-  travel sparsely every step instead (one of 512 in two bits, residual .99, 1,500x) end at <1000x gradients>.
+  2e-3> above DDP already, so that sparsity adds the smaller part. Of that, a third comes back at twice the inner rate
+  and half by meeting at every step: every 4 at 4e-3 <25M averaged 4, rate 4e-3 : rate adamw 2e-3>, every step at 2e-3
+  <25M averaged 1 : rate adamw 2e-3>. What is left then may be that each worker's second moment is of a quarter of the
+  batch. With first moments that meet, too, <25M averaged 4, first moments 4 : rate adamw 2e-3>, with all states <25M
+  local adam 4 : rate adamw 2e-3>, at every step <25M local adam 1 : rate adamw 2e-3>. Sparse averaging gains nothing at
+  4e-3 (above), nor much with a first moment that forgets twice as fast (.8: <quick 1000x sparse averaging, decay .9 :
+  quick rate adamw 2e-3> against DDP with the same). An outer rate above 1 does not mend that: <25M averaged 4, outer
+  1.5 : rate adamw 2e-3> with 1.5, <25M averaged 4, outer 2 : rate adamw 2e-3> with 2. Gradients that travel sparsely
+  every step instead (one of 512 in two bits, residual .99, 1,500x) end at <1000x gradients>.
 - *Muon: all values, seldom, or one of 64, often.* Two bits every 64 <muon 1000x two bits 64, averaged>, sparseloco
   every 4 <muon 1000x sparseloco 4>. The strongest 16 of 64 every 64 <muon 1000x quarter 64>, the strongest 8 of 64
   every 32 <muon 1000x eighth 32>, kept <muon 1000x kept eighth 32>; the strongest 37 of 4,096 every 4, kept, mean over
@@ -334,7 +361,10 @@ What each part did at 25M tokens, four workers:
   every 16 (<1000x decoupled 16>) and every 4 (<1000x decoupled 4>).
 
 - *A slow momentum beside the fresh gradient* (as in MT-DAO, .99) does not help DDP in 768 steps: <slow adamw ddp : rate
-  adamw 2e-3> with AdamW, <slow muon ddp : rate muon 4e-3> with Muon.
+  adamw 2e-3> with AdamW, <slow muon ddp : rate muon 4e-3> with Muon. Nor does it help at 1000x: sparseloco every 4
+  <slow adamw 1000x sparseloco 4>, two bits every 64 with Muon <slow muon 1000x two bits 64>, and <slow muon 1000x two
+  bits 96, momentum 192> if it meets in two bits every 192 (against <1000x sparseloco 4, decay .9> and <muon 1000x two
+  bits 64, averaged>).
 
 At 3000x and 25M tokens the best is <3000x sparse averaging : rate adamw 2e-3> with AdamW (sparse averaging every 12,
 decay .8; kept <3000x kept 24 : rate adamw 2e-3>) and <muon 3000x two bits 192, averaged : rate muon 8e-3> with Muon

@@ -101,9 +101,18 @@ def row(result: dict[str, Any], results: Results) -> dict[str, str]:
         "tokens": f"{tokens / 1e6:.0f}M", "held-out loss": f"{result['finished']:.4f}",
         "against DDP": "" if gap is None else f"{gap:+.1f}%",
         "WikiText-2": "" if second is None else f"{second:.3f}",
-        "sent, fewer than DDP": f"{known.fewer(name):,.0f}x",
-        "received": "" if alone else f"{known.fewer_received(name):,.0f}x",
+        "sent, fewer than DDP": times(known.fewer(name)),
+        "received": "" if alone else times(known.fewer_received(name)),
     }  # fmt: skip
+
+
+def times(fewer: float) -> str:
+    """
+    >>> times(170.7), times(2.0), times(1.001), times(4 / 3)
+    ('171x', '2x', '1x', '1.3x')
+    """
+    digits = 0 if fewer > 1.95 or abs(fewer - 1) < 0.05 else 1
+    return f"{fewer:,.{digits}f}x"
 
 
 def table_of(rows: list[dict[str, str]]) -> str:
