@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ plt.rcParams.update({"svg.hashsalt": "thinwire", "svg.fonttype": "none", "font.s
 
 BY_WORKERS = ("diloco .6", "relay .6", "carry", "diloco", "relay", "eager")
 LEAST, MOST = -4, 16  # percent
+OTHERS = "other inner optimizers"
 PASSES = {
     "muon 100M ddp": "C0",
     "muon 100M two bits 64": "C1",
@@ -63,16 +63,33 @@ def curves(results: Results) -> str:
 
 
 def by_bytes(name: str, model: str, points: list[tuple[str, float, float]]) -> str:
-    """(kind, times fewer bytes than DDP, percent of the loss above it) of every run but DDP's."""
-    axes = plt.subplots(figsize=(5.5, 3.2))[1]
-    for kind in sorted({kind for kind, _, _ in points}):
-        chosen = [(fewer, gap) for k, fewer, gap in points if k == kind and math.isfinite(gap)]
-        axes.scatter(*zip(*chosen, strict=True), s=16, label=kind)
+    """(kind, times fewer bytes than DDP, percent of the loss above it) of every run but DDP's; the best are joined."""
+    axes = plt.subplots(figsize=(5.5, 3.4))[1]
+    kinds = sorted({kind for kind, _, _ in points if kind != OTHERS}, key=lambda kind: (len(kind), kind))
+    for place, kind in enumerate(kinds):
+        chosen = [(fewer, gap) for k, fewer, gap in points if k == kind]
+        axes.scatter(*zip(*chosen, strict=True), s=9, alpha=0.35, color=f"C{place}")
+        axes.plot(*zip(*best(chosen), strict=True), marker="o", markersize=4, color=f"C{place}", label=kind)
+    others = [(fewer, gap) for kind, fewer, gap in points if kind == OTHERS]
+    if others:
+        axes.scatter(*zip(*others, strict=True), s=9, color="lightgrey", label=OTHERS)
+    axes.axhline(1, color="grey", linestyle="--", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_ylim(LEAST, MOST)
     axes.set_title(f"{model}; {sum(gap > MOST for _, _, gap in points)} runs above {MOST}% are not shown", fontsize=8)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(
+        fontsize=8, title="lines: the best with as few bytes", title_fontsize=8, loc="upper left", bbox_to_anchor=(1, 1)
+    )
     return save(name, axes, xlabel="times fewer bytes than DDP", ylabel="percent of loss above DDP")
+
+
+def best(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those of (times fewer, percent) that no other beats with as few bytes, give or take a twentieth.
+
+    >>> best([(10, 3.0), (100, 2.0), (1000, 5.0), (1003, 6.0)])
+    [(100, 2.0), (1000, 5.0)]
+    """
+    return [(fewer, gap) for fewer, gap in sorted(points) if not any(f > 0.95 * fewer and g < gap for f, g in points)]
 
 
 def passes(results: Results) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,13 +179,15 @@ def machines(results: Results) -> str:
 
 
 def points(results: Results, preset: str) -> list[tuple[str, float, float]]:
-    """Every run of this size but DDP's: its kind, how many times fewer bytes, and percent of the loss above DDP."""
+    """Every run of four workers of this size: its kind, how many times fewer bytes than DDP, percent of loss above."""
     found = []
     for name, result in results.items():
         gap = gap_to_ddp(result, results)
-        if gap is not None and result["method"] != "tw.ddp()" and result["preset"] == preset:
-            tokens = f"{result['steps'] * result['tokens'] / 1e6:.0f}M tokens"
-            found.append((f"{result['optimizer']}, {tokens}", Known(results).fewer(name), gap))
+        if gap is None or not math.isfinite(gap) or result["preset"] != preset or result["workers"] != 4:
+            continue
+        tokens = f"{result['steps'] * result['tokens'] / 1e6:.0f}M tokens"
+        named = {"adamw": f"AdamW, {tokens}", "muon": f"Muon, {tokens}"}
+        found.append((named.get(result["optimizer"], plots.OTHERS), Known(results).fewer(name), gap))
     return found
 
 
@@ -217,8 +220,8 @@ def draw(results: Results) -> dict[str, list[str]]:
         "Overlap": [plots.by_workers(results), plots.curves(results)],
         "1000 times fewer bytes": [
             plots.passes(results),
-            plots.by_bytes("by_bytes", "12M parameters", points(results, LARGE)),
-            plots.by_bytes("by_bytes_cpu", ".26M parameters, on a CPU", points(results, ON_CPU)),
+            plots.by_bytes("by_bytes", "12M parameters, 4 workers", points(results, LARGE)),
+            plots.by_bytes("by_bytes_cpu", ".26M parameters, 4 workers, on a CPU", points(results, ON_CPU)),
         ],
         "Speed": [plots.utilization(read("overlap_2"))],
     }
