@@ -347,7 +347,8 @@ What each part did at 25M tokens, four workers:
 - *No outer momentum.* Muon, two bits: .9 <muon 1000x two bits 64>, .6 <muon 1000x two bits 64 .6>, .3 <muon 1000x two
   bits 64, outer .7/.3> (rate .7), none (rate 1) <muon 1000x two bits 64, averaged>.
 - *But a larger outer rate*, 1.5: <muon 1000x two bits 64, outer 1.5 : muon 1000x two bits 64, averaged> at 25M tokens,
-  <muon 50M two bits 64, outer 1.5 : muon 50M two bits 64> at 50M. fp32 averages do not want it (<muon 25M averaged 64,
+  <muon 50M two bits 64, outer 1.5 : muon 50M two bits 64> at 50M (second seed <muon 50M two bits 64, outer 1.5, seed 1
+  : muon 50M two bits 64, seed 1>). fp32 averages do not want it (<muon 25M averaged 64,
   outer 1.5 : muon 25M averaged 64>), so it makes up for what two bits hold back. 2 is too much.
 - *What the bits cost.* The average in fp32 every 64 is <muon 25M averaged 64>, <muon 25M averaged 64 : rate muon 8e-3>
   above DDP; the two bits add <muon 1000x two bits 64, averaged : muon 25M averaged 64>. *Feedback* does nothing that

@@ -86,7 +86,7 @@ _UNKNOWN = {
     "local_sgd": _ZERO_SHOT,
     "local_states": _ZERO_SHOT,
     "demo": "DeMo, arXiv 2411.19870: no comparable number",
-    "sparse_averaging": "thinwire's own 12M runs, AdamW, M = 4: +2.3% at 25M tokens, +1.6% at 50M with a decay of .8",
+    "sparse_averaging": "thinwire's own 12M runs, AdamW, M = 4: +2.3% at 25M tokens, +1.1% at 50M",
     "two_bit_averaging": "thinwire's own 12M runs, Muon, M = 4: +2.9% at 25M tokens, -.4% at 50M",
 }
 
