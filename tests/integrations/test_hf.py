@@ -203,6 +203,36 @@ def test_two_workers_do_not_write_to_one_folder(cluster: Cluster, tmp_path: Any)
     assert all(cluster.run(in_one_folder, 2, free_port(), str(tmp_path), timeout=PATIENCE, join=False))
 
 
+def unequal(worker: int, port: int, folder: str, changes: list[dict[str, Any]]) -> str:
+    from thinwire.integrations.hf import ThinwireCallback
+
+    callback = ThinwireCallback(tw.local_sgd(2), connected(port, worker))
+    trainer = hf_worker.trainer_of(worker, folder, callback, save_strategy="no", **changes[worker])
+    with pytest.raises(ValueError) as caught:
+        trainer.train()
+    assert callback.fleet is not None and callback.fleet.steps == 0
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"max_steps": 4}, {"max_steps": 6}, "max_steps: worker 0 has 4, worker 1 has 6"),
+        ({"eval_steps": 2}, {"eval_steps": 3}, "eval_steps: worker 0 has 2, worker 1 has 3"),
+        (
+            {"eval_strategy": "epoch"},
+            {"eval_strategy": "epoch", "per_device_train_batch_size": 2},
+            "steps of an epoch: worker 0 has 12, worker 1 has 24",
+        ),
+    ],
+)
+def test_workers_that_would_part_later_are_told_at_the_start(
+    cluster: Cluster, tmp_path: Any, one: dict[str, Any], other: dict[str, Any], said: str
+) -> None:
+    for text in cluster.run(unequal, 2, free_port(), str(tmp_path), [one, other], timeout=PATIENCE, join=False):
+        assert text.startswith(said) and "\n" not in text
+
+
 def test_resuming_without_the_fleets_state_is_refused(tmp_path: Any) -> None:
     from thinwire.integrations.hf import ThinwireCallback
 

@@ -221,6 +221,41 @@ def test_equal_first_batches_are_warned_of(cluster: Cluster, tmp_path: Any) -> N
         assert len(texts) == 1 and "workers 0, 1" in texts[0]
 
 
+def refused(worker: int, port: int, folder: str, changes: list[dict[str, Any]], averaging: bool = False) -> str:
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    from thinwire.integrations.lightning import ThinwireCallback
+
+    callback = ThinwireCallback(tw.local_sgd(2), connected(port, worker))
+    more = [StochasticWeightAveraging(swa_lrs=0.1)] if averaging else []
+    trainer = trainer_of(worker, folder, [callback, *more], **changes[worker])
+    with pytest.raises(ValueError) as caught:
+        trainer.fit(module(worker), loader(worker), loader(VALIDATION, 1))
+    assert callback.fleet is not None and callback.fleet.steps == 0
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ({"max_steps": 4}, {"max_steps": 6}, "optimizer steps: worker 0 has 4, worker 1 has 6"),
+        ({"limit_val_batches": 0}, {}, "validation: worker 0 has False, worker 1 has True"),
+        ({"val_check_interval": 4}, {}, "val_check_interval in batches: worker 0 has 4, worker 1 has 3"),
+        ({"max_time": "00:00:01:00"}, {"max_time": "00:00:01:00"}, "max_time goes by each worker's own clock"),
+    ],
+)
+def test_workers_that_would_part_later_are_told_at_the_start(
+    cluster: Cluster, tmp_path: Any, one: dict[str, Any], other: dict[str, Any], said: str
+) -> None:
+    for text in cluster.run(refused, 2, free_port(), str(tmp_path), [one, other], timeout=PATIENCE, join=False):
+        assert text.startswith(said) and "\n" not in text
+
+
+def test_averages_of_each_workers_own_weights_are_refused(cluster: Cluster, tmp_path: Any) -> None:
+    for text in cluster.run(refused, 2, free_port(), str(tmp_path), [{}, {}], True, timeout=PATIENCE, join=False):
+        assert text.startswith("StochasticWeightAveraging would put") and "\n" not in text
+
+
 def test_several_optimizers_stepped_by_hand(tmp_path: Any) -> None:
     """Lightning counts the steps of each optimizer, the fleet those of all together: the end is not mistaken."""
     from lightning.pytorch import LightningModule

@@ -163,6 +163,32 @@ def test_a_run_directory(tmp_path, ask):
     assert ddp["bytes_per_step"] == 4_000_000
 
 
+def test_an_elastic_run_is_planned_for_the_workers_that_came(tmp_path, ask):
+    """Its config has the number that a run without `--join` would have: who came is in the metrics."""
+    (tmp_path / "config.toml").write_text("parameters = 1_000_000\nworkers = 4\n[model]\nlayers = 4\n")
+    came = [1, 2, 2, 2, 3, 1]
+    lines = [
+        json.dumps({"step": step, "compute_seconds": 0.1, "workers": n, "committed": step})
+        for step, n in enumerate(came)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert all(
+        " --workers 2 " in f"{row['command']} " for row in json.loads(ask("--run", str(tmp_path), *LINE, "--json"))
+    )
+    told = json.loads(ask("--run", str(tmp_path), *LINE, "--workers", "3", "--json"))
+    assert all(" --workers 3 " in f"{row['command']} " for row in told)
+
+
+def test_the_tokens_of_a_runs_step_are_those_that_it_counted(tmp_path, ask):
+    """Images count as one, whatever the context; here 64 a step of two workers."""
+    text = "parameters = 1_000\nworkers = 2\n[model]\ncontext = 128\n[train]\nbatch = 32\naccumulate = 1\n"
+    (tmp_path / "config.toml").write_text(text)
+    lines = [json.dumps({"step": n, "compute_seconds": 0.1, "workers": 2, "tokens": 64 * n}) for n in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    rows = json.loads(ask("--run", str(tmp_path), *LINE, "--layers", "4", "--tokens", "64000", "--json"))
+    assert rows[0]["seconds"] == pytest.approx(1000 * 0.1 / rows[0]["utilization"])
+
+
 MODEL = "[model]\nlayers = 24\nwidth = 16\nheads = 1\nhidden = 16\ncontext = 16\n"
 
 
@@ -232,6 +258,9 @@ def test_the_order_of_the_lines_is_no_matter(ask):
         [*ASK, "--bandwidth", "-5Mbit"],
         [*ASK, "--bandwidth", "5 furlongs"],
         [*ASK, *LINE, "--workers", "0"],
+        [*ASK, *LINE, "--workers", "1000000000000"],
+        [*ASK, *LINE, "--layers", "100000"],
+        [*ASK, *LINE, "--params", "1e30"],
         [*ASK, *LINE, "--layers", "0"],
         [*ASK, *LINE, "--step-time", "0s"],
         [*ASK, *LINE, "--step-time", "1s,2s"],

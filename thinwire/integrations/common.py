@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import time
@@ -48,6 +49,22 @@ def refuse_shared_folder(fleet: Fleet, folder: str | None) -> None:
     everybody = [blob.decode() for blob in fleet.transport.talk([place.encode()])]
     if place and everybody.count(place) > 1:
         raise ValueError(f"two workers would write their checkpoints to {folder}: give each worker a folder of its own")
+
+
+@led
+def refuse_unequal_plans(fleet: Fleet, plan: Mapping[str, Any]) -> None:
+    """All workers take the same steps and evaluate after the same ones: said now, not after hours. Collective."""
+    if fleet.transport.elastic:  # who joins late has fewer steps to take
+        return
+    everybody = [json.loads(blob) for blob in fleet.transport.talk([json.dumps(plan).encode()])]
+    for name in dict.fromkeys(name for theirs in everybody for name in theirs):
+        values = [theirs.get(name) for theirs in everybody]
+        if any(value != values[0] for value in values):
+            said = ", ".join(f"worker {worker} has {value}" for worker, value in enumerate(values))
+            raise ValueError(
+                f"{name}: {said}. Every worker must take the same number of steps and evaluate after the same ones: "
+                "give all the same settings and equally much data, or a number of steps"
+            )
 
 
 def warn_if_alone(fleet: Fleet, transport: Transport | None) -> None:

@@ -19,6 +19,7 @@ from .common import (
     Meter,
     refuse_shared_folder,
     refuse_shared_world,
+    refuse_unequal_plans,
     shares_the_line,
     warn_if_alone,
     weights_checksum,
@@ -28,6 +29,7 @@ from .evaluation import Evaluation
 try:
     import safetensors.torch
     from transformers import PreTrainedModel, TrainerCallback
+    from transformers.trainer_utils import has_length
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "thinwire.integrations.hf needs transformers: pip install 'thinwire[hf]'", name=error.name
@@ -82,6 +84,7 @@ class ThinwireCallback(TrainerCallback):
         self.finished = False
         warn_if_alone(fleet, self.transport)
         refuse_shared_folder(fleet, None if args.save_strategy == "no" else args.output_dir)
+        refuse_unequal_plans(fleet, _plan(args, state, others.get("train_dataloader")))
         if state.global_step:
             self._restore(fleet, args, state)
         if fleet.transport.elastic:
@@ -191,6 +194,16 @@ class ThinwireCallback(TrainerCallback):
             f"its weights is in {' or '.join(folders)}: resume from a checkpoint in output_dir, or name its folder in "
             "TrainingArguments(resume_from_checkpoint=...)"
         )
+
+
+def _plan(args: Any, state: Any, loader: Any) -> dict[str, Any]:
+    """What makes the workers take steps and evaluate, by the names of the settings."""
+    plan = {"max_steps": state.max_steps, "eval_strategy": args.eval_strategy, "eval_on_start": args.eval_on_start}
+    if args.eval_strategy == "steps":
+        plan |= {"eval_steps": state.eval_steps, "eval_delay": args.eval_delay}
+    if args.eval_strategy == "epoch" and has_length(loader):
+        plan["steps of an epoch"] = -(-len(loader) // args.gradient_accumulation_steps)
+    return plan
 
 
 def _checkpoint(args: Any, state: Any) -> str:

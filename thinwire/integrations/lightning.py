@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..attach import attach
 from ..fleet import Fleet
 from ..table import Method
 from ..transport import Transport
-from .common import FirstBatch, Meter, refuse_shared_folder, refuse_shared_world, shares_the_line, warn_if_alone
+from .common import (
+    FirstBatch,
+    Meter,
+    refuse_shared_folder,
+    refuse_shared_world,
+    refuse_unequal_plans,
+    shares_the_line,
+    warn_if_alone,
+)
 
 try:
     from lightning.pytorch import Callback
+    from lightning.pytorch.callbacks import Timer
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "thinwire.integrations.lightning needs lightning: pip install 'thinwire[lightning]'", name=error.name
     ) from None
+
+AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # by name: the second is newer than 2.4
 
 
 class ThinwireCallback(Callback):
@@ -74,6 +86,9 @@ class ThinwireCallback(Callback):
         self.fleet, self.finished = fleet, False
         warn_if_alone(fleet, self.transport)
         refuse_shared_folder(fleet, getattr(trainer.checkpoint_callback, "dirpath", None))
+        if fleet.workers > 1:
+            refuse_settings(trainer)
+        refuse_unequal_plans(fleet, _plan(trainer))
         if self.loaded:
             fleet.load_state_dict(self.loaded)
         elif trainer.global_step:
@@ -134,6 +149,37 @@ def is_last_step(trainer: Any) -> bool:
     steps_are_up = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
     last_epoch = trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs
     return steps_are_up or (last_epoch and trainer.is_last_batch)
+
+
+def refuse_settings(trainer: Any) -> None:
+    """Settings with which workers would part, or end with different models, without a word."""
+    clocks = {
+        "max_time": any(isinstance(c, Timer) and c._duration is not None for c in trainer.callbacks),
+        f"val_check_interval={trainer.val_check_interval!r}": getattr(trainer, "_val_check_time_interval", None),
+    }
+    for name, used in clocks.items():
+        if used:
+            raise ValueError(f"{name} goes by each worker's own clock: give a number of steps or batches instead")
+    for callback in trainer.callbacks:
+        if AVERAGING & {kind.__name__ for kind in type(callback).__mro__}:
+            raise ValueError(
+                f"{type(callback).__name__} would put the average of each worker's own weights in the place of the "
+                "common model: leave it out, and average the checkpoints you want afterwards"
+            )
+
+
+def _plan(trainer: Any) -> dict[str, Any]:
+    """What makes the workers take steps and validate, by the names of the settings."""
+    plan: dict[str, Any] = {"validation": trainer.enable_validation}
+    with suppress(MisconfigurationException):  # a schedule of accumulation: then nobody knows
+        plan["optimizer steps"] = trainer.estimated_stepping_batches
+    if trainer.enable_validation:
+        every = {
+            "val_check_interval in batches": trainer.val_check_batch,
+            "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
+        }
+        plan |= every | {"accumulate_grad_batches": trainer.accumulate_grad_batches}
+    return plan
 
 
 def crossing_settings(trainer: Any) -> list[str]:

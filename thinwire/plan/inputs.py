@@ -13,6 +13,7 @@ from thinwire.plan.timeline import Link
 FLEET_BATCH = 2**19  # tokens of one step of the whole fleet where nothing says otherwise
 TOKENS_PER_PARAMETER = 20
 MEGABYTE = 10**6
+MOST = {"--params": 10**18, "--layers": 1000, "--workers": 10_000}  # beyond these a plan takes minutes, or all memory
 
 
 @dataclass
@@ -52,6 +53,9 @@ def site(facts: Facts) -> Site:
     if missing:
         raise ValueError(f"also needed: {' '.join(missing)} (or --run DIR, or --probe under torchrun)")
     assert facts.parameters and facts.layers and facts.step_times and facts.links and facts.workers
+    _refuse_more(facts.parameters, "--params")
+    _refuse_more(facts.layers, "--layers")
+    _refuse_more(facts.workers, "--workers")
     if facts.parameters < facts.layers:
         raise ValueError(f"--params {facts.parameters} is fewer than --layers {facts.layers}")
     times = _one_or_each(facts.step_times, facts.workers, "--step-time")
@@ -59,6 +63,11 @@ def site(facts: Facts) -> Site:
     batch = facts.batch_tokens or max(1, FLEET_BATCH // facts.workers)
     config = facts.config or OWN_CONFIG
     return Site(facts.parameters, facts.layers, tuple(times), tuple(facts.links), batch, config)
+
+
+def _refuse_more(value: int, option: str) -> None:
+    if value > MOST[option]:
+        raise ValueError(f"{option} {value}: more than {MOST[option]:,} cannot be planned for")
 
 
 def _one_or_each(values: list[Any], workers: int, option: str) -> list[Any]:

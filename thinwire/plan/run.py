@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _WARM_UP = 5  # the first steps compile, allocate and open connections
 def facts_of_run(folder: Path) -> Facts:
     """Parameters, layers, workers, batch and step time; a line says what the directory lacks."""
     config, steps = _config(folder), _metrics(folder)
+    workers = _took_part(steps) or config.get("workers")
     parameters = config.get("parameters")
     if not isinstance(parameters, int) or parameters < 1:
         raise ValueError(f"{folder}/config.toml has no `parameters`: was it written by thinwire train?")
@@ -28,8 +30,8 @@ def facts_of_run(folder: Path) -> Facts:
         parameters=parameters,
         layers=_layers(config),
         step_times=[_step_time(steps, folder)],
-        workers=config.get("workers"),
-        batch_tokens=_batch_tokens(config),
+        workers=workers,
+        batch_tokens=_batch_tokens(steps, workers) or _configured_batch(config),
         config=str(folder / "config.toml"),
     )
 
@@ -66,6 +68,12 @@ def _step_time(records: list[dict[str, Any]], folder: Path) -> float:
     return float(statistics.median(times[_WARM_UP:] or times))
 
 
+def _took_part(records: list[dict[str, Any]]) -> int | None:
+    """The median of an elastic run, whose config does not tell who came. None: the run is not elastic."""
+    counts = [r["workers"] for r in records if "committed" in r and isinstance(r.get("workers"), int)]
+    return statistics.median_low(counts) if counts else None
+
+
 def _layers(config: dict[str, Any]) -> int | None:
     """The run's blocks; its preset's where the config says 0. None (an HF or image model) must be told by --layers."""
     from thinwire.train.models import PRESETS
@@ -75,7 +83,18 @@ def _layers(config: dict[str, Any]) -> int | None:
     return model.get("layers") or (preset.layers if preset else None)
 
 
-def _batch_tokens(config: dict[str, Any]) -> int | None:
+def _batch_tokens(records: list[dict[str, Any]], workers: int | None) -> int | None:
+    """Of one worker's step, as the run counted them: images where it trains on images, and unequal batches too."""
+    counted = [r for r in records if isinstance(r.get("tokens"), int) and isinstance(r.get("step"), int)]
+    shares = [
+        (after["tokens"] - before["tokens"]) / (after["step"] - before["step"]) / (after.get("workers") or workers or 1)
+        for before, after in pairwise(counted)
+        if after["step"] > before["step"]
+    ]
+    return max(1, round(statistics.median(shares))) if shares else None
+
+
+def _configured_batch(config: dict[str, Any]) -> int | None:
     train, model = config.get("train", {}), config.get("model", {})
     sizes = [train.get("batch"), train.get("accumulate", 1), model.get("context")]
     return sizes[0] * sizes[1] * sizes[2] if all(isinstance(size, int) for size in sizes) else None
