@@ -76,7 +76,15 @@ def test_the_page_opens_offline_without_a_complaint(compared: Path, thinwire, tm
     for chart in ("loss", "pareto", "timeline", *pages.DRIFTS):
         assert f'id="{chart}"' in dom
     assert dom.count('class="main-svg"') >= 5, "every chart was drawn"
-    for said in ("diloco", "steps</text>", "tokens</text>", "bytes</text>", "[optimizer]", "Perplexity"):
+    for said in (
+        "diloco",
+        "steps</text>",
+        "tokens</text>",
+        "bytes</text>",
+        "[optimizer]",
+        "Perplexity",
+        "evaluate the consensus",
+    ):
         assert said in dom
     assert "<script src" not in page.read_text(), "a self-contained file; the browser has no network here"
 

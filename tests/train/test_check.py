@@ -48,6 +48,14 @@ def test_both_sides_tell_what_they_found(start, thinwire) -> None:
     assert out and into and out[1] == into[2], "what goes out here comes in there"
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_an_ipv6_address_in_brackets(start, thinwire) -> None:
+    port = free_port()
+    other = listening(start, port)
+    assert f"::1 -> ::1:{port}" in thinwire("check", f"[::1]:{port}").stdout
+    assert "::1 <- ::1" in ended(other).stdout
+
+
 @pytest.mark.parametrize(
     ("address", "status", "said"),
     [

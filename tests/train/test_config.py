@@ -90,6 +90,14 @@ def test_objects_are_written_as_constructor_calls() -> None:
     assert "DCT" in str(build_method(config.method, Llama(Shape(4, 16, 2, 16), 8, 4)))
 
 
+@pytest.mark.parametrize("name", ["eager_diloco", "relay_diloco", "streaming_diloco"])
+def test_fragments_may_be_lists_of_names(name: str) -> None:
+    config = Config(method={"name": name})
+    configs.override(config, 'method.fragments=[["model.layers.0.*"], ["model.[!l]*", "model.layers.1.*"]]')
+    assert "model.layers.0.*" in toml.dump(config)
+    build_method(config.method, Llama(Shape(2, 16, 2, 16), vocabulary=8, context=4))
+
+
 @pytest.mark.parametrize("text", ["__import__('os')", "Int8().x", "TopK(open('f'))", "Int9()", "TopK(", "TopK()"])
 def test_a_value_is_never_run_as_code(text: str) -> None:
     with pytest.raises(UserError):

@@ -59,6 +59,29 @@ def test_two_sites_are_one_run_and_resume_from_what_both_have(tmp_path: Path, th
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.parametrize("little", [10_000, 600, 100], ids=["fewer batches", "one short batch", "nothing held out"])
+def test_sites_may_have_more_or_less_data(tmp_path: Path, pair, tiny: list[str], little: int) -> None:
+    first, second = folders(tmp_path)
+    part = tmp_path / "part.txt"
+    part.write_text((tmp_path / "text.txt").read_text()[:little])
+    own = {0: outs(tmp_path)[0], 1: (*outs(tmp_path)[1], "--local", f"data.files={part}")}
+    for site in pair("train", *tiny, "--set", "train.eval_batches=5", "--steps", 12, only=own):
+        ended(site)
+    held = [[line["val_loss"] for line in metrics(folder) if "val_loss" in line] for folder in (first, second)]
+    assert len(held[0]) == 3 and held[0] == held[1]
+
+
+def test_sites_whose_bpe_differs_are_refused(tmp_path: Path, pair, tiny: list[str]) -> None:
+    pytest.importorskip("tokenizers")
+    other = tmp_path / "other.txt"
+    other.write_text("other words than there " * 400)
+    bpe = ("--set", "data.tokenizer=bpe", "--set", "data.vocabulary=270", "--set", f"data.cache={tmp_path / 'cache'}")
+    own = {0: outs(tmp_path)[0], 1: (*outs(tmp_path)[1], "--local", f"data.files={other}")}
+    for site in pair("train", *tiny, *bpe, "--steps", 4, only=own):
+        assert "different tokenizers" in ended(site, 2).stderr
+    assert not any(folder.exists() for folder in folders(tmp_path))
+
+
 def test_nothing_in_common_is_refused_with_who_has_what(tmp_path: Path, pair, tiny: list[str]) -> None:
     for site in pair("train", *tiny, "--steps", 12, "--stop-at", 5, only=outs(tmp_path)):
         ended(site)

@@ -292,6 +292,23 @@ def test_rows_of_a_dataset_that_are_no_text_are_named(tmp_path: Path, rows: list
     assert "\n" not in str(refused.value)
 
 
+def test_a_dataset_may_be_a_file_or_a_folder_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.jsonl").write_text('{"text": "to be"}\n{"text": "or not to be"}\n' * 20)
+    tokens = [loaded(dataset=str(tmp_path / "rows" / name))[1].train.tokens for name in ("a.jsonl", "")]
+    assert tokens[0].tobytes().startswith(b"to be\n\nor not to be\n\nto be") and np.array_equal(*tokens)
+
+
+def test_a_dataset_without_a_split_to_train_on_is_refused_with_what_it_has(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["to be"]})
+    datasets.DatasetDict({"test": rows, "validation": rows}).save_to_disk(tmp_path / "rows")
+    with pytest.raises(UserError, match="no split 'train', only 'test', 'validation'"):
+        loaded(dataset=str(tmp_path / "rows"))
+
+
 @pytest.mark.parametrize("largest", [np.int64(2**40), np.uint64(2**63), np.uint32(2**24)])
 def test_tokens_beyond_any_vocabulary_are_refused(tmp_path: Path, largest: np.integer) -> None:
     np.save(tmp_path / "t.npy", np.array([1, 2, largest] * 40, dtype=largest.dtype))

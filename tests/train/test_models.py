@@ -56,6 +56,17 @@ def test_any_hf_causal_lm_by_its_config(tmp_path: Path) -> None:
         models.build(config, vocabulary=17)
 
 
+def test_weights_are_fp32_whatever_the_config_says(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    half = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8, dtype="bfloat16")
+    transformers.GPT2LMHeadModel(half).to(torch.bfloat16).save_pretrained(tmp_path)
+    for path in (tmp_path / "config.json", tmp_path):
+        config = Config()
+        config.model.kind, config.model.path, config.model.context = "hf", str(path), 8
+        model = models.build(config, vocabulary=16)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("content", ["[1, 2]", "{}", "{"])
 def test_a_json_that_is_no_config_is_refused_by_name(tmp_path: Path, content: str) -> None:
     pytest.importorskip("transformers")
@@ -94,6 +105,22 @@ def test_every_optimizer_lowers_the_loss(name: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert losses[-1] < losses[0] - 0.1
+
+
+def test_muon_is_not_for_embeddings_whatever_they_are_called() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)  # its embeddings are wte and wpe
+    muon, adamw = optimizers.build(model, Optimizer(name="muon"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    theirs = [{names[id(p)] for group in each.param_groups for p in group["params"]} for each in (muon, adamw)]
+    tables = {"transformer.wte.weight", "transformer.wpe.weight"}
+    assert tables <= theirs[1] and "transformer.h.0.mlp.c_fc.weight" in theirs[0]
+
+
+def test_muon_without_matrices_is_refused_in_words_of_the_config() -> None:
+    with pytest.raises(UserError, match="optimizer.name = 'muon' is for matrices"):
+        optimizers.build(resnet("tiny", channels=1, classes=3), Optimizer(name="muon"))
 
 
 def factors(schedule: Schedule, steps: int = 100) -> list[float]:

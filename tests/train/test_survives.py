@@ -107,6 +107,23 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(tmp_path: Path
     same_run(tmp_path / "whole", run)
 
 
+def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path, thinwire, tiny: list[str]) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = tmp_path / "run"
+    thinwire("train", *tiny, "--set", "logging.tensorboard=true", "--steps", 8, "--out", run)
+    shutil.rmtree(run / "checkpoint-000008")  # as if it had been killed before it was saved
+    thinwire("train", "--resume", run)
+    stored = events.EventAccumulator(str(run / "tensorboard")).Reload()
+    assert [event.step for event in stored.Scalars("loss")] == [*range(1, 9)]
+
+
+@pytest.mark.parametrize("mode", [(), ("--processes", 2)], ids=["one process", "two processes"])
+def test_too_little_memory_is_one_line(tmp_path: Path, thinwire, tiny: list[str], mode: tuple[object, ...]) -> None:
+    huge = ("--set", "model.width=100000000", "--set", "train.wait=60")
+    said = one_line(thinwire("train", *tiny, *huge, *mode, "--steps", 4, "--out", tmp_path / "run", status=2))
+    assert "out of memory (asked for " in said and "lower train.batch" in said
+
+
 def test_a_new_run_does_not_drop_the_checkpoints_of_another(tmp_path: Path, thinwire, tiny: list[str]) -> None:
     thinwire("train", *tiny, "--workers", 1, "--steps", 3, "--out", tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()

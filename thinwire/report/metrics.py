@@ -31,10 +31,12 @@ class Lines:
 
 
 class TensorBoard:
-    def __init__(self, folder: Path) -> None:
+    """What stands there from step `first` on is dropped: a run that was killed writes it again."""
+
+    def __init__(self, folder: Path, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder))
+        self.writer = SummaryWriter(str(folder), purge_step=first)
 
     def write(self, record: Record) -> None:
         for name, value in _numbers(record).items():

@@ -146,21 +146,27 @@ def serve(port: int) -> dict[str, str]:
     with _door(port) as door:
         command = f"thinwire check {likely_address()}:{port}"
         print(f"listening on port {port}; on the other machine run: {command}", flush=True)
-        link, peer = door.accept()
+        link = door.accept()[0]
     with link:
         link.settimeout(PATIENCE * 4)
-        line = Line(link, peer[0])
+        here, there = _plain(link.getsockname()[0]), _plain(link.getpeername()[0])
+        line = Line(link, there)
         facts, found = _obey(line)
-        here = link.getsockname()[0]
-        way = f"{interface_of(here)}, {here} <- {peer[0]}"
+        way = f"{interface_of(here)}, {here} <- {there}"
         return _results(way, found["latency"], found["out"], found["into"], facts)
 
 
 def _door(port: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
     try:
-        return socket.create_server(("", port))
+        return socket.create_server(("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
     except OSError as error:
         raise Broken(f"cannot listen on port {port} ({error.strerror}): choose another, or end what uses it") from error
+
+
+def _plain(address: str) -> str:
+    """A door for IPv6 and IPv4 tells an IPv4 address as `::ffff:10.0.0.1`."""
+    return address.removeprefix("::ffff:")
 
 
 def _obey(line: Line) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -19,7 +19,7 @@ from thinwire.report import words
 from thinwire.train.config import LARGEST_VOCABULARY, Config
 from thinwire.train.config import Data as DataConfig
 from thinwire.train.errors import UserError
-from thinwire.train.tokens import Tokens, encode
+from thinwire.train.tokens import Encoded, Tokens, encode, mark_of
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 
@@ -86,6 +86,11 @@ class Dataset:
     held: Examples
     vocabulary: int  # tokens, or classes of images
     channels: int = 0  # of images; 0 for text
+    tokenizer: Path | None = None  # the tokenizer.json of a text that is not read as bytes
+
+    def settings(self) -> dict[str, str]:
+        """What the workers must agree on that no key says: files may differ, and bpe is learnt from them."""
+        return {"tokenizer": mark_of(self.tokenizer)} if self.tokenizer else {}
 
 
 class Shard:
@@ -193,12 +198,13 @@ def load(config: Config) -> Dataset:
         from thinwire.train.images import load_images
 
         return load_images(data)
-    tokens, vocabulary = _mapped(data) if data.kind == "tokens" else encode(_text(data), data)
+    encoded = _mapped(data) if data.kind == "tokens" else encode(_text(data), data)
+    tokens = encoded.tokens
     cut = len(tokens) - int(len(tokens) * data.holdout)
     windows = Windows(tokens[:cut], config.model.context), Windows(tokens[cut:], config.model.context)
     if not len(windows[0]):
         raise UserError(f"the data has {len(tokens)} tokens: too few for model.context = {config.model.context}")
-    return Dataset(*windows, vocabulary=vocabulary)
+    return Dataset(*windows, vocabulary=encoded.vocabulary, tokenizer=encoded.tokenizer)
 
 
 def _text(data: DataConfig) -> bytes:
@@ -238,7 +244,7 @@ def stdlib_files() -> list[Path]:
     return [root / path for path in files if not skipped & set(path.parts)]
 
 
-def _mapped(data: DataConfig) -> tuple[Tokens, int]:
+def _mapped(data: DataConfig) -> Encoded:
     arrays = [_map(path, data.dtype) for path in find(data.files)]
     tokens = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     if tokens.dtype.kind == "i" and any(tokens[at : at + 2**24].min() < 0 for at in range(0, len(tokens), 2**24)):
@@ -248,7 +254,7 @@ def _mapped(data: DataConfig) -> tuple[Tokens, int]:
         raise UserError(f"data.files: the largest token is {largest}: was another data.dtype meant?")
     if data.vocabulary and largest >= data.vocabulary:
         raise UserError(f"the data has token {largest}: data.vocabulary = {data.vocabulary} is too small")
-    return tokens, data.vocabulary or largest + 1
+    return Encoded(tokens, data.vocabulary or largest + 1)
 
 
 def _map(path: Path, dtype: str) -> Tokens:
@@ -273,16 +279,23 @@ def _hf(data: DataConfig) -> bytes:
     if not data.dataset:
         raise UserError("data.kind = 'hf' needs data.dataset: a name or a local path")
     try:
-        stored: Any = (
-            datasets.load_from_disk(data.dataset)
-            if Path(data.dataset).is_dir()
-            else datasets.load_dataset(data.dataset)
-        )
-        rows = stored["train"] if isinstance(stored, dict) else stored
-        column = rows[data.column]
+        stored = _stored(datasets, data.dataset)
+        if isinstance(stored, dict) and "train" not in stored:
+            raise ValueError(f"it has no split 'train', only {', '.join(map(repr, stored))}")
+        column = (stored["train"] if isinstance(stored, dict) else stored)[data.column]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot load data.dataset = {data.dataset!r}, column {data.column!r}: {error}") from error
     return "\n\n".join(_texts(column, data)).encode()
+
+
+def _stored(datasets: Any, name: str) -> Any:
+    """What `save_to_disk` wrote, else .jsonl, .csv or .parquet: a file, or a folder of them; else a name on the hub."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return datasets.load_dataset(str(path.parent), data_files=path.name)
+    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+        return datasets.load_from_disk(str(path))
+    return datasets.load_dataset(str(path) if path.is_dir() else name)
 
 
 def _texts(column: Iterable[Any], data: DataConfig) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -33,3 +34,17 @@ def as_user_error() -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(" ".join(str(error).split())) from error
+
+
+@contextmanager
+def memory_as_user_error() -> Iterator[None]:
+    """Too large a batch or model: torch says so on a GPU and on a CPU in two ways, NumPy in a third."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        asked = re.search(r"allocate ([\d.]+ ?\w+)", str(error))
+        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        size = f" (asked for {asked[1]})" if asked else ""
+        cure = "lower train.batch and raise train.accumulate, or take a shorter model.context or a smaller model"
+        raise UserError(f"out of memory{size}: {cure}") from error

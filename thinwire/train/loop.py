@@ -61,7 +61,8 @@ class Trainer:
     def _settings(self) -> dict[str, Any]:
         """What an elastic fleet must agree on; the method's defaults are spelt out, as a resumed run has them."""
         method = {f"method.{key}": repr(value) for key, value in resolved_method(self.config.method).items()}
-        return {key: value for key, value in shared(self.config).items() if not key.startswith("method.")} | method
+        keys = {key: value for key, value in shared(self.config).items() if not key.startswith("method.")}
+        return keys | method | self.data.settings()
 
     def join(self, say: Callable[[str], None]) -> None:
         """Meet an elastic fleet: take its state, its step, and a share of the data that nobody else has."""

@@ -107,7 +107,8 @@ def _checked(name: str, key: str, value: Any) -> Any:
         return None
     default = DEFAULTS.get(key) if default is inspect.Parameter.empty else default
     default = EXAMPLES.get(key) if default is None else default
-    if isinstance(default, (bool, int, float)) and key not in OBJECTS:
+    lists = key == "fragments" and isinstance(value, list)  # of names, where a number has the model's blocks shared out
+    if isinstance(default, (bool, int, float)) and key not in OBJECTS and not lists:
         value = convert(f"method.{key}", value, type(default))
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"method.{key} = {value}: must be a finite number")

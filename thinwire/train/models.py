@@ -169,15 +169,16 @@ def hf(config: ModelConfig) -> nn.Module:
         raise UserError("model.kind = 'hf' needs transformers: pip install transformers") from error
     if not config.path:
         raise UserError("model.kind = 'hf' needs model.path: a config.json, a model folder or a model name")
-    path = Path(config.path)
+    path = Path(config.path).expanduser()
     try:
         if path.suffix == ".json":
             table = json.loads(path.read_text())
             if not isinstance(table, dict) or "model_type" not in table:
                 raise ValueError("not a config.json of transformers: it has no model_type")
             fresh = transformers.AutoConfig.for_model(table.pop("model_type"), **table)
-            return transformers.AutoModelForCausalLM.from_config(fresh)
-        return transformers.AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32)
+            return transformers.AutoModelForCausalLM.from_config(fresh, dtype=torch.float32)
+        stored = str(path) if path.is_dir() else config.path
+        return transformers.AutoModelForCausalLM.from_pretrained(stored, dtype=torch.float32)
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot load model.path = {config.path!r}: {str(error).splitlines()[0]}") from error
 

@@ -12,16 +12,20 @@ from torch.optim import Optimizer
 import thinwire as tw
 from thinwire.train.config import Optimizer as OptimizerConfig
 from thinwire.train.config import Schedule
+from thinwire.train.errors import UserError
 
 
 def build(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
     """The optimizers of one replica: one, or Muon for the inner matrices and AdamW for the rest."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if config.name == "muon":
-        inner = [p for name, p in named if p.ndim == 2 and not _outer(name)]
-        rest = [p for name, p in named if p.ndim != 2 or _outer(name)]
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        inner = [p for name, p in named if p.ndim == 2 and not _outer(name) and id(p) not in tables]
+        rest = [p for name, p in named if p.ndim != 2 or _outer(name) or id(p) in tables]
+        if not inner:
+            raise UserError("optimizer.name = 'muon' is for matrices, and this model has none within: use adamw")
         muon = tw.Muon(inner, lr=config.lr, momentum=config.momentum or 0.95, weight_decay=config.weight_decay)
-        return [opt for opt in (muon if inner else None, _adamw(rest, config) if rest else None) if opt]
+        return [muon, _adamw(rest, config)] if rest else [muon]
     params = [p for _, p in named]
     if config.name == "adamw":
         return [_adamw(params, config)]
@@ -32,7 +36,7 @@ def build(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
 
 
 def _outer(name: str) -> bool:
-    """Embeddings and heads are tables of vectors, not maps: Muon is not for them."""
+    """Embeddings and heads are tables of vectors, not maps: Muon is not for them. Some models call them otherwise."""
     return "embed" in name or "head" in name
 
 

@@ -90,6 +90,7 @@ class Keeper:
             "bytes": trainer.bytes_before + trainer.fleet.bytes_sent,
             "tokens": trainer.tokens,
             "own_steps": trainer.own_steps,
+            "data": trainer.data.settings(),
         }
         described = export_config(replica.module)
         files: checkpoint.Files = {"model.safetensors": weights.named(replica.module), "state.pt": state}
@@ -190,6 +191,7 @@ class Keeper:
 
     def _load_worker(self, trainer: Trainer, index: int, files: checkpoint.Files) -> None:
         replica, state = trainer.team.replicas[index], files["state.pt"]
+        _refuse_other_tokenizer(trainer, state)
         weights.load(replica.module, files["model.safetensors"])
         weights.load_optimizers(replica.optimizers, state["optimizers"])
         trainer.team.shards[index].load_state_dict(state["shard"])
@@ -243,6 +245,15 @@ def _never_saved(heard: Sequence[Found]) -> bool:
 def _owners(parts: Iterable[str]) -> str:
     names = [part.removeprefix("worker-").replace("-", " ") for part in parts]  # "0", or "0 shard 1"
     return f"worker {names[0]}'s part" if len(names) == 1 else f"the parts of workers {', '.join(names)}"
+
+
+def _refuse_other_tokenizer(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Of a text that has changed, bpe learns other tokens: the model would know none of them."""
+    if state.get("data", trainer.data.settings()) != trainer.data.settings():
+        raise UserError(
+            "the checkpoint was trained with another tokenizer, and bpe learns it from the text: "
+            "put the text back, or set data.tokenizer to the tokenizer.json of then (in data.cache)"
+        )
 
 
 def _take_counts(trainer: Trainer, state: dict[str, Any]) -> None:

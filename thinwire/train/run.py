@@ -20,7 +20,7 @@ import thinwire as tw
 from thinwire.report import metrics
 from thinwire.train import checkpoint, data, toml, weights
 from thinwire.train.config import Config, shared
-from thinwire.train.errors import UserError, as_user_error, file_line
+from thinwire.train.errors import UserError, as_user_error, file_line, memory_as_user_error
 from thinwire.train.graphs import work_for
 from thinwire.train.ledger import Ledger, finite
 from thinwire.train.loop import Trainer
@@ -55,7 +55,7 @@ def run(config: Config, place: Place, order: Order) -> dict[str, Any] | None:
     try:
         place.notes.keep_watch()
         _compare(config, place)
-        with _claimed(order.folder, place, order.resume):
+        with _claimed(order.folder, place, order.resume), memory_as_user_error():
             trainer = _set_up(config, place)
             talk = talker(place.writes and not order.quiet, config.steps, trainer.step)
             try:
@@ -78,9 +78,20 @@ def _refuse_names(config: Config, folder: Path) -> None:
 
 def _set_up(config: Config, place: Place) -> Trainer:
     dataset = data.load(config)
+    _refuse_other_tokenizers(dataset, place)
     team = build_team(config, place, dataset)
     config.parameters = sum(p.numel() for p in team.replicas[0].module.parameters() if p.requires_grad)
     return Trainer(config, place, dataset, team, work_for(team, config, place))
+
+
+def _refuse_other_tokenizers(dataset: data.Dataset, place: Place) -> None:
+    """The same numbers would stand for other tokens, and the model learn neither."""
+    if len({str(settings) for settings in place.notes.exchange(dataset.settings())}) > 1:
+        place.notes.leave()  # every process refuses
+        raise UserError(
+            f"workers have different tokenizers, as bpe is learnt from each one's own text; this one's is "
+            f"{dataset.tokenizer}: copy one of them to all machines, under one name, and set data.tokenizer to it"
+        )
 
 
 def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
@@ -204,6 +215,8 @@ def _finish(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any]:
 def _export(trainer: Trainer, folder: Path, tensors: Any) -> None:
     described = export_config(trainer.team.replicas[0].module)
     files = {"model.safetensors": tensors} | ({"config.json": described} if described else {})
+    if trainer.data.tokenizer:
+        files["tokenizer.json"] = json.loads(trainer.data.tokenizer.read_text(encoding="utf-8"))
     target = folder / "model"
     target.mkdir(exist_ok=True)
     for name, content in files.items():
@@ -299,7 +312,7 @@ def _open_sinks(trainer: Trainer, folder: Path, talk: Talker) -> list[metrics.Si
     checkpoint.replace_text(folder / "versions.json", json.dumps(versions(), indent=2))
     sinks: list[metrics.Sink] = [metrics.Lines(folder / "metrics.jsonl")]
     if config.logging.tensorboard:
-        sinks += _optional(lambda: metrics.TensorBoard(folder / "tensorboard"), "TensorBoard", talk)
+        sinks += _optional(lambda: metrics.TensorBoard(folder / "tensorboard", trainer.step + 1), "TensorBoard", talk)
     if config.logging.wandb:
         sinks += _optional(lambda: metrics.WandB(config.logging.wandb, folder, asdict(config)), "W&B", talk)
     return sinks

@@ -106,17 +106,18 @@ class Work:
 
 
 def evaluate(module: nn.Module, data: Dataset, config: Config, place: Place) -> float | None:
-    """Mean loss over the held-out batches, shared out over the processes; None where nothing is held out."""
+    """Mean loss over the held-out batches, shared out over the processes; None where nothing is held out.
+
+    Sites may have data of their own, and more or less of it: each counts for what it has, and all get the same mean.
+    """
     size = min(16, len(data.held))
-    if not size:
-        return None
-    count = min(config.train.eval_batches, len(data.held) // size)
+    count = min(config.train.eval_batches, len(data.held) // size) if size else 0
     mine = range(place.notes.process, count, place.notes.processes)
     losses = {batch: _held_loss(module, data, range(batch * size, (batch + 1) * size), config, place) for batch in mine}
     everybody: dict[str, float] = {}
     for note in place.notes.exchange(losses):
         everybody |= note
-    return sum(everybody[str(batch)] for batch in range(count)) / count
+    return sum(everybody[batch] for batch in sorted(everybody, key=int)) / len(everybody) if everybody else None
 
 
 @torch.no_grad()
