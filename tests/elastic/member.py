@@ -3,9 +3,10 @@
     python -m tests.elastic.member COORDINATOR METHOD STEPS [--seconds 0.02] [--name a] [--stop-at exchange:3] ...
 
 Every line on standard output is JSON. `--stop-at PLACE:N` kills this process (kill -9) at a place in the N-th round:
-"exchange" (after it was launched), "vote" (before the vote), "commit" (after the vote, before it is applied).
+"exchange" (after it was launched), "vote" (before the vote), "commit" (after the vote, before it is applied);
+`--stop-at start` when the first worker's values are sent to all.
 `--stop-at healing` is a joiner that stops (SIGSTOP) when it is about to fetch the fleet's state, the first time;
-`--stop-at fetching` one that only takes its time there.
+`--stop-at fetching:SECONDS` one that only takes its time there.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from thinwire.elastic import epoch
 from thinwire.elastic.epoch import Committing
 from thinwire.elastic.healing import Healing
+from thinwire.group import Group
 
 METHODS = {
     "diloco": lambda: tw.diloco(every=4),
@@ -77,6 +80,10 @@ def die_at(place: str, number: int) -> None:
     Committing.__init__, Committing.confirm = counted_init, counted_confirm  # type: ignore[method-assign]
 
 
+def die_at_the_start() -> None:
+    Group.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+
+
 def pause_before_healing(pause: Callable[[], None]) -> None:
     """A slow joiner."""
     fetch, stopped = Healing.recv_checkpoint, []
@@ -104,15 +111,19 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--secret")
+    parser.add_argument("--transfer", type=float, default=epoch.TRANSFER)
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # where does it hang?
-    if arguments.stop_at == "healing":
+    epoch.TRANSFER = arguments.transfer
+    place, _, number = arguments.stop_at.partition(":")
+    if place == "healing":
         pause_before_healing(lambda: os.kill(os.getpid(), signal.SIGSTOP))
-    elif arguments.stop_at == "fetching":
-        pause_before_healing(lambda: time.sleep(1))
-    elif arguments.stop_at:
-        place, _, number = arguments.stop_at.partition(":")
+    elif place == "fetching":
+        pause_before_healing(lambda: time.sleep(float(number)))
+    elif place == "start":
+        die_at_the_start()
+    elif place:
         die_at(place, int(number))
     train(arguments)
 

@@ -18,6 +18,7 @@ pytest.importorskip("torchft")
 
 from bench.netns import Network
 from tests.cluster import free_port
+from tests.elastic.garbage import until
 from tests.elastic.pack import ROOT, Line, Member
 from thinwire.elastic.coordinator import Coordinator
 
@@ -98,6 +99,18 @@ def test_two_deaths_at_once_leave_one_who_says_that_it_is_alone(start: Start) ->
     assert a.events("alone"), "a round made alone must be marked"
 
 
+def test_while_one_waits_for_more_workers_all_do(start: Start, coordinator: Coordinator) -> None:
+    """Those who asked for fewer would train, and wait in their round for the one who does not."""
+    a = start("diloco", "a")
+    a.step(9)
+    b = start("diloco", "b", "--together", "3")
+    until(lambda: any(len(worker.get("taking_part", ())) == 2 for worker in coordinator.status()["workers"]), 60)
+    c = start("diloco", "c")
+    assert all(member.wait_for(lambda line: line["kind"] == "begun")["workers"] == 3 for member in (b, c))
+    line = a.wait_for(lambda line: line["kind"] == "step" and line["workers"] == 3)
+    assert line["lost"] == 0 and any("2 of 3 workers are here" in text for text in a.events("waiting"))
+
+
 @pytest.mark.parametrize("method", ["diloco", "eager"])
 def test_a_stopped_worker_is_left_behind_and_healed(start: Start, method: str) -> None:
     """With overlap its quorum is asked for in advance: the state it is handed must wait for the end of its step."""
@@ -156,9 +169,26 @@ def test_a_slow_joiner_does_not_hold_up_the_others_for_long(start: Start) -> Non
 
 def test_a_joiner_that_takes_its_time_is_waited_for_where_quorums_are_asked_for_in_advance(start: Start) -> None:
     members = pair(start, "eager")
-    joined(members, newcomer := start("eager", "y", "--stop-at", "fetching"))
+    joined(members, newcomer := start("eager", "y", "--stop-at", "fetching:1"))
     assert [member.lines[-1]["lost"] for member in [*members, newcomer]] == [0, 0, 0]
     assert not any(member.events("healed") for member in members)
+
+
+def test_a_state_may_take_longer_than_a_round(start: Start) -> None:
+    """A large model on a slow line: who is waited for takes over a state, and is not taken for lost."""
+    members = pair(start, "diloco", "--transfer", "3")
+    joined(members, newcomer := start("diloco", "y", "--stop-at", "fetching:6", "--transfer", "3"))
+    assert [member.lines[-1]["lost"] for member in [*members, newcomer]] == [0, 0, 0]
+
+
+def test_a_start_in_which_a_worker_dies_is_made_again(start: Start) -> None:
+    a, dying = start("diloco", "a", "--together", "2"), start("diloco", "d", "--together", "2", "--stop-at", "start")
+    assert dying.died() == -signal.SIGKILL
+    b = start("diloco", "b", "--together", "2")
+    for member in (a, b):
+        assert member.wait_for(lambda line: line["kind"] == "begun")["workers"] == 2
+        member.step(5)
+    assert len(each([a, b], 4, "params")) == 1
 
 
 def test_the_coordinator_may_die_and_return() -> None:
@@ -290,10 +320,11 @@ def set_line(network: Network, worker: int, way: str) -> None:
     subprocess.run(["ip", "-n", network.namespace("hub"), "link", "set", f"port{worker}", way], check=True)
 
 
-def test_all_finish_with_the_same_model_and_a_latecomer_is_told(start: Start) -> None:
+def test_all_finish_with_the_same_model_and_a_latecomer_is_told(start: Start, coordinator: Coordinator) -> None:
     members = [start("desloc", name, "--together", "2", steps=18) for name in "ab"]
     ends = [member.finished() for member in members]
     assert len({end["params"] for end in ends}) == 1 and all(end["step"] == 18 for end in ends)
+    assert [worker["step"] for worker in coordinator.status()["workers"]] == [18, 18], "the page shows the last step"
     latecomer = start("desloc", "y", steps=18)
     assert latecomer.died() != 0 and "RunFinished: the run at" in latecomer.errors and not latecomer.lines
     another = start("desloc", "z", steps=20)

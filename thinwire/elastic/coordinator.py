@@ -61,7 +61,8 @@ class Coordinator:
             )
         except Exception as error:  # torchft raises several kinds; nothing must stay behind
             self._door.close()
-            raise ValueError(f"lighthouse: cannot listen at {addresses.join(bind, port)} ({error})") from error
+            cure = "choose another, or end what uses it"
+            raise ValueError(f"lighthouse: cannot listen at {addresses.join(bind, port)} ({error}): {cure}") from error
 
     def close(self) -> None:
         self._lighthouse.shutdown()

@@ -16,6 +16,7 @@ from ..group import Group
 from ..header import Header
 from ..site import Site
 from ..transport import Exchange, Key, Local, Order, PeerLost, Transport
+from .healing import LONGEST
 
 QUORUMS = 1 << 24  # more than a coordinator ever forms: what is above tells two coordinators apart
 CONNECT = 15.0  # seconds to reach every member of a new quorum
@@ -31,6 +32,9 @@ class Introduction:
     slot: int | None  # its share of the data; a newcomer has none yet
     begun: bool
     facts: dict[str, Any] = field(default_factory=dict)
+    least: int = 1  # with fewer workers it does not train
+    position: int = 0  # who is behind the others takes over the state of one who is not
+    sought: list[str] = field(default_factory=list)  # who was here before the coordinator went, and may yet come back
 
 
 @dataclass
@@ -56,6 +60,12 @@ class Epoch:
         return len(self.members) == 1
 
     @property
+    def wanted(self) -> int:
+        """How many it takes. All members must judge alike: who trains would wait for one who waits for more."""
+        missing = {id for member in self.members for id in member.sought} - {*self.ids}
+        return max(len(self.members) + len(missing), *(member.least for member in self.members))
+
+    @property
     def beginning(self) -> bool:
         """Whether nobody in it has begun to train."""
         return not any(member.begun for member in self.members)
@@ -69,6 +79,12 @@ class Epoch:
         except PeerLost:
             self.broken = True
             raise
+
+    def be_patient(self, first: bool, ends: bool) -> None:
+        """At the start and the end, and when somebody takes over a state, a whole model crosses the line at once."""
+        handed = self.beginning or len({member.position for member in self.members}) > 1
+        if isinstance(self.transport, Group):
+            self.transport.wait_up_to(LONGEST if ends or (first and handed) else TRANSFER)
 
     def retire(self) -> None:
         if isinstance(self.transport, Group):
@@ -93,8 +109,6 @@ def connect(
         transport._site = Site(store, rank, size, CONNECT, address)
     opening(transport)
     members = [Introduction(**json.loads(blob)) for blob in transport.talk([json.dumps(vars(me)).encode()])]
-    if isinstance(transport, Group):
-        transport.wait_up_to(TRANSFER)
     _allot(members)
     return Epoch(number, transport, members)
 

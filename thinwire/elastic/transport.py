@@ -87,10 +87,12 @@ class Elastic(Transport):
         self.committed = self.lost = self.alone_rounds = 0
         self.epoch: Epoch | None = None
         self._pending: Epoch | None = None
+        self._worked: Epoch | None = None  # the last one that could work
+        self._returned = 0, 0.0  # which coordinator has come back, and when it was found
         self._extras: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
         self._slot: int | None = None
-        self._begun = self._failed = self._healed = self._ahead = self._closed = False
-        self._step = self._votes = 0
+        self._begun = self._failed = self._healed = self._ahead = self._ending = self._closed = False
+        self._step = self._votes = self._position = 0
         self._opened: list[Callable[[], None]] = []  # how to close what is open
         self._behind: int | None = None  # the last position that is certain, once a vote was missed
         self._renewed_at: int | None = None
@@ -174,19 +176,29 @@ class Elastic(Transport):
             return False
         self._healed, self._ahead = False, ahead
         self._step, self._votes = step, self._votes if step == self._step else 0
-        self.reporter.say(waiting=-1, step=self._step) if ends else self.reporter.say(waiting=step, step=step)
-        before, self._told = self.epoch, (0, 0)
+        self._begun |= self._renewed_at not in (None, step)  # not before: a start that is lost is made again
+        self._say_where(step, ends)
+        self._told = 0, 0
         if self._asking is None:
             self._ask()
         self._hear()
-        patience = time.monotonic() + RETURN
-        while not self._complete(before, time.monotonic() < patience, ends):
+        while not self._complete(ends):
             self._ask()
             self._hear()
-        self._begun, self._behind = True, None
+        assert self.epoch is not None
+        self.epoch.be_patient(self.epoch is not self._worked, ends)
+        self._worked, self._begun, self._behind = self.epoch, self._begun or self._healed, None
         self._renewed_at = self._renewed_at if self._healed else step
         self.reporter.say(waiting=-1)
         return self._healed
+
+    def _say_where(self, step: int, ends: bool) -> None:
+        """`finish` counts its attempts onwards from the last step, which is the one to show."""
+        if not ends:
+            self.reporter.say(waiting=step, step=step)
+        elif not self._ending:
+            self.reporter.say(waiting=-1, step=step - 1)
+        self._ending = ends
 
     def awaited(self, step: int) -> bool:
         """Somebody has waited there for half the round deadline: time to go, if the round is to count for us."""
@@ -202,17 +214,16 @@ class Elastic(Transport):
             self._ask()
             self._healing.held = False
 
-    def _complete(self, before: Epoch | None, patient: bool, ends: bool) -> bool:
-        """Whether a quorum was found that can work; with a coordinator that has just come back, wait for the others."""
+    def _complete(self, ends: bool) -> bool:
+        """Whether a quorum was found that can work."""
         epoch = self.epoch
         if epoch is None or epoch.broken:
             return False
         if epoch.alone and not ends:
             self._refuse_a_finished_run()  # the others ended while this one joined, or was away
-        missing = {*before.ids} - {*epoch.ids} if before is not None and before.coordinator != epoch.coordinator else {}
-        if len(epoch.members) >= self.min_workers and not (missing and patient):
+        here, wanted = len(epoch.members), epoch.wanted
+        if here >= wanted:
             return True
-        here, wanted = len(epoch.members), max(self.min_workers, len(epoch.members) + len(missing))
         if (here, wanted) != self._told:
             self._tell("waiting", (), f"{here} of {wanted} workers are here: waiting for more")
         self._told = here, wanted
@@ -225,8 +236,8 @@ class Elastic(Transport):
     def _ask(self) -> None:
         """Ask for a quorum, in a thread: it is formed when all live workers have come to their rounds."""
         self._tell_manager()
-        position = self._behind if self._behind is not None else self._step * VOTES + self._votes
-        self._manager.load_state_dict({"step": position, "batches_committed": self.committed})
+        self._position = self._behind if self._behind is not None else self._step * VOTES + self._votes
+        self._manager.load_state_dict({"step": self._position, "batches_committed": self.committed})
         self._failed, self._trouble = False, None
         self._healing.turn_away()
         self._at_round.clear()
@@ -312,7 +323,8 @@ class Elastic(Transport):
         number += int(word[:8], 16) * QUORUMS
         if self.epoch is not None and number == self.epoch.number and not self.epoch.broken:
             return
-        me = Introduction(self.id, self._slot, self._begun, self.newcomers.facts())
+        facts, sought = self.newcomers.facts(), self._sought(number // QUORUMS)
+        me = Introduction(self.id, self._slot, self._begun, facts, self.min_workers, self._position, sought)
         assert self.address is not None
         store, rank, size = place
         try:
@@ -323,6 +335,14 @@ class Elastic(Transport):
             self._trouble = error
             raise
         self._pending = epoch
+
+    def _sought(self, coordinator: int) -> list[str]:
+        """When the coordinator has just come back, those who were here before it went are waited for a little."""
+        if self._worked is None or self._worked.coordinator == coordinator:
+            return []
+        if self._returned[0] != coordinator:
+            self._returned = coordinator, time.monotonic()
+        return self._worked.ids if time.monotonic() - self._returned[1] < RETURN else []
 
     def _open(self, transport: Transport) -> None:
         transport.notify = self._tell
@@ -382,6 +402,7 @@ class Elastic(Transport):
             raise
         self._healed, self._renewed_at = True, state["renewed_at"]
         self._step, self._votes, self._ahead = state["renewed_at"], 0, state["ahead"]
+        self.reporter.say(step=state["engine"]["steps"])
         self._tell("healed", (), f"took over the fleet's state at step {state['engine']['steps']}")
 
     def _refuse_other_extras(self, handed: dict[str, Any]) -> None:
