@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -93,12 +94,29 @@ class Agreement:
         lives = self._lives(names)
         if all(header.equal for header in headers) and self._bits_agree(lives):
             return self._present(names)
-        total = self._mean_of_healthy([live.read() for live in lives])
+        buffers = [live.read() for live in lives]
+        counters = self._counters(lives, buffers)
+        total = self._mean_of_healthy(buffers)
+        for name, view in zip(lives[0].names, lives[0].layout.views(total), strict=True):
+            if name in counters:
+                view.fill_(counters[name])
         whole = self.fleet.island.total(total.nbytes)
         moved = 2 * (self.fleet.workers - 1) * whole // self.fleet.workers
         self.fleet.wire_sent += moved
         self.fleet.wire_received += moved
         return self._named(lives[0].names, lives[0].layout.views(total))
+
+    def _counters(self, lives: list[Live], buffers: list[Tensor]) -> dict[str, float]:
+        """BatchNorm's numbers of batches: as in a round, the most that any worker has."""
+        names = [name for name in lives[0].names if not lives[0].table[name].is_floating_point()]
+        if not names:
+            return {}
+        standing = []
+        for live, buffer in zip(lives, buffers, strict=True):
+            views = dict(zip(live.names, live.layout.views(buffer), strict=True))
+            standing.append(json.dumps([float(views[name]) for name in names]).encode())
+        heard = [json.loads(blob) for blob in self.fleet.transport.talk(standing)]
+        return dict(zip(names, map(max, zip(*heard, strict=True)), strict=True))
 
     def _mean_of_healthy(self, buffers: list[Tensor]) -> Tensor:
         """As in a round, a worker with a value that is not finite is left out, unless all have one."""

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import datetime
 import json
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .transport import Key, PeerLost
+from .waiting import in_time
 
 SLOW = 10.0  # seconds of waiting after which somebody should know
 _TICK = datetime.timedelta(seconds=1)
@@ -248,16 +247,11 @@ class Board:
             self.gone = True
 
     def _read(self, call: Callable[[], Any], default: Any) -> Any:
-        """In a thread: the store's client waits without end for a host that is stopped or cut off."""
-        answers: list[Any] = []
-
-        def ask() -> None:
-            with suppress(RuntimeError):
-                answers.append(call())
-
-        if not self.gone:
-            asking = threading.Thread(target=ask, daemon=True)
-            asking.start()
-            asking.join(_ANSWER)
-            self.gone = not answers
-        return answers[0] if answers else default
+        """The store's client waits without end for a host that is stopped or cut off."""
+        if self.gone:
+            return default
+        try:
+            return in_time(call, _ANSWER)
+        except (RuntimeError, TimeoutError):
+            self.gone = True
+            return default

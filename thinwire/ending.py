@@ -59,6 +59,8 @@ def _restart(fleet: Fleet) -> None:
     for row in fleet.rows:
         row.begin()
         row.launched = row.landed = row.sync.every.rounds_due(latest)
+        if row.sync.view.kind in ("params", "buffers"):
+            row.equal_at = fleet.steps  # all hold what they have just agreed on
 
 
 def switch(fleet: Fleet, method: Method) -> None:

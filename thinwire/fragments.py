@@ -33,6 +33,8 @@ def by_layer(model: nn.Module, count: int, pattern: str = "strided") -> Fragment
     """
     if pattern not in ("strided", "sequential"):
         raise ValueError(f'pattern must be "strided" or "sequential", not {pattern!r}')
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"by_layer cuts a torch.nn.Module into fragments, not {type(model).__name__}")
     module = unwrap(model)
     names = [name for name, p in module.named_parameters() if p.requires_grad]
     blocks, rest = _split(names, [path for path, _ in _find_blocks(module)])

@@ -258,10 +258,11 @@ class Group(Transport):
         staged = self._stage(buffer, channel)
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._pump(wait=True)
-        work = self._watched(channel.broadcast([staged], options))
-        self._wait(work, Key("consensus"))
-        return _unstage(staged, buffer)
+        works: list[Any] = []
+        for chunk in staged.split(self._chunk() // 4) if staged.numel() else ():
+            post = partial(channel.broadcast, [chunk], options)
+            self._postings.append(_Posting(chunk.nbytes if here else 0, works, post))
+        return self._started(_Transfer(self, works, lambda: _unstage(staged, buffer))).wait(Key("consensus"))
 
     def add(self, buffers: Sequence[Tensor]) -> Tensor:
         return self._sum(add_in_order(buffers)).wait(Key("consensus"))

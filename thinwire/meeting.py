@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
+from .transport import PeerLost
+from .waiting import Found, in_time
+
 _LOOK = 0.1  # seconds between two looks at the store
+_ANSWER = 5.0  # seconds in which it answers, if its host lives
 
 
 class Meeting:
@@ -16,14 +21,14 @@ class Meeting:
     def __init__(self, store: Any, address: str, worker: int, workers: int, timeout: float) -> None:
         self.store, self.address, self.worker, self.workers = store, address, worker, workers
         self.timeout, self.mark, self.gathered = timeout, uuid.uuid4().hex, False
-        if store.check([f"joined/{worker}"]):
+        if self._asked(lambda: store.check([f"joined/{worker}"]), timeout):
             raise ValueError(f"worker {worker} has joined at {address} already: give each worker a number of its own")
         store.set(f"here/{worker}", json.dumps([workers, self.mark]))
 
     def gather(self) -> None:
         deadline = time.monotonic() + self.timeout
         while not self.gathered:
-            missing = self._missing()
+            missing = self._asked(self._missing, max(_ANSWER, deadline - time.monotonic()))
             if missing and time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 raise RuntimeError(f"worker {names} has not come to {self.address} in {self.timeout:.0f} s")
@@ -31,6 +36,12 @@ class Meeting:
             if missing:
                 time.sleep(_LOOK)
         self.store.set(f"joined/{self.worker}", "1")
+
+    def _asked(self, question: Callable[[], Found], seconds: float) -> Found:
+        try:
+            return in_time(question, seconds)
+        except TimeoutError as error:
+            raise PeerLost(f"worker 0 does not answer at {self.address} ({error})", [0]) from error
 
     def _missing(self) -> list[int]:
         there = [other for other in range(self.workers) if self.store.check([f"here/{other}"])]

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from .dtensor import is_dtensor
+from .spelling import of_function
 from .state_names import created_states, first_value
 
 if TYPE_CHECKING:
@@ -135,6 +137,7 @@ class Replica:
         self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self.statistics = _batch_norm_buffers(self.module)
         self._places = self._find_places()
+        self._made_on = {name: parameter.device for name, parameter in self.trainable.items()}
         if len(named) < sum(1 for _ in self.module.parameters()):
             raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
         self._check()
@@ -144,6 +147,10 @@ class Replica:
         self.weighs()
         if not self.trainable:
             raise ValueError("the model has no trainable parameter: nothing would ever be sent")
+        tensors = {**self.trainable, **self.frozen, **self.statistics}
+        unknown = next((name for name, tensor in tensors.items() if is_lazy(tensor)), None)
+        if unknown is not None:
+            raise ValueError(f"{unknown} has no shape until its lazy module sees a batch: give the model one first")
         odd = next((name for name, parameter in self.trainable.items() if parameter.is_complex()), None)
         if odd is not None:
             raise ValueError(f"{odd} is complex, and messages are real: train torch.view_as_real of it")
@@ -246,6 +253,10 @@ class Replica:
             raise ValueError(
                 f"{thawed} was frozen when the fleet was made and trains now, but would never be sent: {anew}"
             )
+        moved = next((name for name, p in self.trainable.items() if p.device != self._made_on[name]), None)
+        if moved is not None:
+            way = f"from {self._made_on[moved]} to {self.trainable[moved].device}"
+            raise ValueError(f"{moved} was moved {way} after the fleet was made: move the model before that")
         self._places = self._find_places()
         new = self._stranger()
         if new is not None:
@@ -365,7 +376,7 @@ class View:
 
     def __str__(self) -> str:
         what = f"moment({' or '.join(self.states)})" if self.kind == "moment" else self.kind
-        return " where ".join([what, *(getattr(keep, "__name__", str(keep)) for keep in self.keep)])
+        return " where ".join([what, *map(of_function, self.keep)])
 
 
 params = View("params")

@@ -136,7 +136,7 @@ class Row:
         bits = self._parameter_bits(lane)
         with lane.borrowed(to_read=not rule.at_launch) as state:
             message = self._message(lane, state)
-            norm, weight, sick = self._health(lane, message)
+            norm, weight, sick = self._health(lane, message, bits is None)
             owed = state.get("backlog") if sick else None  # it does not leave with a message of zeros
             if sick:
                 message.zero_()
@@ -150,7 +150,7 @@ class Row:
             bits = lane.live.checksum(shared) if shared is not None else bits
         sent = Sent(None, None, kept, sick, lane.weighed, present, unwell)
         contribution = self._encode(message, sent, weight)
-        return Header(self.wire.size(), weight, norm, bits, present=present), contribution, sent
+        return Header(self.wire.size(), weight, norm, bits or 0, present=present), contribution, sent
 
     def _encode(self, message: Tensor, sent: Sent, weight: float) -> Tensor | list[Tensor]:
         """What to send; `own` and what the codec dropped are kept where the rule or the feedback asks for them."""
@@ -162,12 +162,15 @@ class Row:
         sent.own = own if wants_own else None
         return contribution
 
-    def _parameter_bits(self, lane: Lane) -> int:
-        """Checksum of the parameters, where it is they that every worker should hold in the same bits."""
+    def _parameter_bits(self, lane: Lane) -> int | None:
+        """Checksum of the parameters, where it is they that every worker should hold in the same bits.
+
+        None where they are not finite: others must not take them over, whatever message goes with them.
+        """
         if lane.parameters is None:
             return 0
         values = lane.parameters.read()
-        bits = checksum(values)
+        bits = checksum(values) if bool(torch.isfinite(values.sum())) else None
         self.fleet.spare.give(values)
         return bits
 
@@ -176,9 +179,9 @@ class Row:
         residual = state.get("residual")
         return message if residual is None else message.add_(residual, alpha=self.sync.feedback or 0.0)
 
-    def _health(self, lane: Lane, message: Tensor) -> tuple[float, float, bool]:
+    def _health(self, lane: Lane, message: Tensor, broken: bool) -> tuple[float, float, bool]:
         """Norm, weight and whether the replica must be left out; decided once for all shards of a worker."""
-        norm = lane.live.norm(message)
+        norm = math.nan if broken else lane.live.norm(message)
         nominal = self.sync.every.launch_step(self.launched) - self.weighed_from
         weight = (lane.weighed - lane.counted) / nominal
         norm, weight = self.fleet.island.agree(norm, weight)
@@ -186,6 +189,8 @@ class Row:
         lane.unwell = False
         if sick:
             text = f"row {self.index}, round {self.launched}: the message was not finite and is left out"
+            if broken:
+                text = f"row {self.index}, round {self.launched}: a parameter was not finite, the message is left out"
             worker = self.fleet.worker + self.lanes.index(lane)
             self.fleet.events.add("sick", self.fleet.steps, text, self.index, self.launched, [worker])
         return (0.0, 0.0, True) if sick else (norm, weight, False)

@@ -20,7 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .meeting import Meeting
 from .transport import PeerLost
+from .waiting import in_time
 
+_ANSWER = 5.0  # seconds in which the store answers, if its host lives
 _instances: WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = WeakKeyDictionary()  # of each default group
 
 
@@ -43,7 +45,11 @@ class Site:
         options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = datetime.timedelta(seconds=self.timeout)
         options._devices = [_device(name, self.address, os.environ.get("GLOO_SOCKET_IFNAME"), os.getpid())]
-        return dist.ProcessGroupGloo(c10d.PrefixStore(name, self.store), self.rank, self.size, options)
+        place = c10d.PrefixStore(name, self.store), self.rank, self.size
+        try:  # gloo has a limit of its own, but asks the store without any
+            return in_time(lambda: dist.ProcessGroupGloo(*place, options), self.timeout + _ANSWER)
+        except TimeoutError as error:
+            raise RuntimeError(f"{error} from a process, or from the store that they meet in") from error
 
     def nccl(self) -> Any | None:
         """An NCCL group apart from all others, where the parent group speaks NCCL."""
@@ -159,16 +165,21 @@ def _store_at(host: str, port: int, listens: bool, timeout: float) -> Any:
     if not listens:
         _wait_for(host, port, timeout)
     wait = datetime.timedelta(seconds=timeout)
-    try:
+
+    def opened() -> Any:
         return dist.TCPStore(host, port, None, listens, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
-    except RuntimeError as error:
+
+    try:
+        return in_time(opened, timeout)
+    except (RuntimeError, TimeoutError) as error:
         reason = str(error).strip().splitlines()[0]
         if listens:
             raise ValueError(
                 f"worker 0 cannot listen at {host}:{port} ({reason}): choose another port, or end what uses it; "
                 "the address must be this machine's, and only one worker is worker 0"
             ) from error
-        raise PeerLost(f"worker 0 went away at {host}:{port} ({reason})", [0]) from error
+        why = f"worker 0 went away at {host}:{port}, or something else listens there ({reason}): check the address"
+        raise PeerLost(why, [0]) from error
 
 
 def _wait_for(host: str, port: int, timeout: float) -> None:

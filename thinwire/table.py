@@ -102,6 +102,10 @@ class Method:
     name: str
     rows: tuple[Sync, ...]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, tuple) or not all(isinstance(row, Sync) for row in self.rows):
+            raise ValueError(f"a method is made of tw.Sync(view, when, rule) rows, in a tuple, not {self.rows!r}")
+
     def resolved(self, replica: Replica) -> Method:
         return replace(self, rows=tuple(row.resolved(replica) for row in self.rows))
 

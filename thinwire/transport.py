@@ -201,6 +201,7 @@ class Local(Transport):
         self.lose = lose
 
     def open(self, hosted: int, header_length: int) -> None:
+        self.openings += 1
         self.workers = hosted
 
     def talk(self, blobs: Sequence[bytes]) -> list[bytes]:

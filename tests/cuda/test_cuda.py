@@ -56,6 +56,16 @@ def test_offload_changes_no_bit(name: str) -> None:
     torch.testing.assert_close(offloaded, plain, rtol=0, atol=0)
 
 
+def test_a_model_that_is_moved_later_is_refused() -> None:
+    model = small_model()
+    fleet = tw.Fleet([tw.Replica(model, adamw(model.parameters()))], tw.diloco(1), tw.Local())
+    model.to("cuda")
+    inputs, targets = (t.to("cuda") for t in batch(0, 0))
+    (model(inputs) - targets).square().mean().backward()
+    with pytest.raises(ValueError, match="was moved from cpu to cuda:0 after the fleet was made"):
+        fleet.step()
+
+
 def over_gloo(rank: int, name: str) -> list[list[torch.Tensor]]:
     return run(name, "cuda", tw.Group(), [rank])
 

@@ -80,6 +80,20 @@ def test_parameters_are_sent_again_from_a_healthy_worker(who: int) -> None:
     ]
 
 
+def test_a_broken_parameter_stays_where_it_is_though_its_message_is_finite() -> None:
+    """It has no gradient this step, so the message of its worker is as good as the others'."""
+    fleet = fleet_of(tw.demo(4, 4), 2, sgd)
+    train(fleet, 2)
+    fleet.replicas[0].model.head.bias.data.fill_(float("nan"))
+    for worker, replica in enumerate(fleet.replicas):
+        backward(replica.model, 2, worker)
+        for parameter in replica.trainable.values():
+            parameter.grad = torch.ones_like(parameter)
+    fleet.replicas[0].model.head.bias.grad = None
+    fleet.step()
+    assert finite(fleet) and all_equal(fleet) and fleet.events.counts == {"sick": 1, "unequal": 1}
+
+
 @pytest.mark.parametrize("phases", [1, 2])
 def test_what_moves_at_launch_is_mended_at_launch(phases: int) -> None:
     """One gradient that is not finite costs one round: the state that it spoilt is cleared before the next step."""

@@ -110,6 +110,16 @@ def test_a_parameter_that_is_not_the_models_is_refused() -> None:
         tw.Replica(model, sgd([*model.parameters(), nn.Parameter(torch.ones(()))]))
 
 
+def test_a_transport_in_memory_serves_one_fleet_after_another() -> None:
+    """It knows how many workers there are: two fleets at once would take each other's number."""
+    transport = tw.Local()
+    first = train(tw.Fleet(fleet_of(tw.diloco(2), 2, sgd).replicas, tw.eager_diloco(2), transport), 3)
+    second = train(tw.Fleet(fleet_of(tw.diloco(2), 4, sgd).replicas, tw.eager_diloco(2), transport), 3)
+    assert second.workers == 4
+    with pytest.raises(ValueError, match="serves another fleet by now"):
+        train(first, 1)
+
+
 def test_groups_may_be_merged() -> None:
     fleet = fleet_of(tw.desloc(2), 2, lambda parameters: torch.optim.AdamW([{"params": [p]} for p in parameters]))
     train(fleet, 2)

@@ -123,8 +123,19 @@ def attached_twice() -> None:
             lambda: tw.Sync(tw.params, tw.Every(4, delay=5), tw.Outer(tw.SGD(1.0), 0.5), tw.TopK(2, 16), feedback=0.9),
             "feedback with a delay of 5",
         ),
-        (lambda: tw.sparseloco(4, decay=-1), "feedback must be a number from 0 to 1, not -1"),
+        (lambda: tw.sparseloco(4, decay=-1), "decay must be a number from 0 to 1, not -1"),
         (lambda: tw.demo(decay=float("nan")), "from 0 to 1, not nan"),
+        (lambda: tw.demo(decay=None), "decay must be a number"),  # type: ignore[arg-type]
+        (lambda: tw.decoupled_momentum(4, decay=None), "decay must be a number"),  # type: ignore[arg-type]
+        (lambda: tw.sparse_averaging(4, decay=None), "decay must be a number"),  # type: ignore[arg-type]
+        (lambda: tw.decoupled_momentum(4, chunk="64"), "blocks of 1 to 256 along an axis, not '64'"),  # type: ignore[arg-type]
+        (lambda: tw.demo(chunk=2.5), "blocks of 1 to 256 along an axis, not 2.5"),  # type: ignore[arg-type]
+        (lambda: tw.diloco(4, codec=0), "the codec of a row must be such as"),  # type: ignore[arg-type]
+        (lambda: tw.eager_diloco(None), "period must be a whole number"),  # type: ignore[arg-type]
+        (lambda: tw.Method("mine", tw.ddp().rows[0]), "in a tuple"),  # type: ignore[arg-type]
+        (lambda: tw.Method("mine", (tw.ddp(),)), "rows, in a tuple"),  # type: ignore[arg-type]
+        (lambda: tw.by_layer(4, 2), "by_layer cuts a torch.nn.Module"),  # type: ignore[arg-type]
+        (lambda: tw.Replica(lazy := nn.LazyLinear(2), sgd(lazy.parameters())), "give the model one first"),
         (lambda: tw.decoupled_momentum(4, decay=1.5, variant="mean"), "decay < 1, not 0.7 and 1.5"),
         (lambda: tw.diloco(4, outer_lr="fast"), "0 <= lr"),  # type: ignore[arg-type]
         (lambda: tw.Local(lose=3), "lose must be a function"),  # type: ignore[arg-type]
@@ -140,7 +151,7 @@ def attached_twice() -> None:
         (lambda: tw.streaming_diloco(4, ["weight", "bias"]), "lists of names or patterns"),
         (lambda: tw.Outer(0.7), "an outer step is such as tw.Nesterov"),  # type: ignore[arg-type]
         (lambda: tw.Carry(None), "an outer step is such as tw.Nesterov"),  # type: ignore[arg-type]
-        (lambda: tw.table("mine", "params", every=3), "a table is made of tw.Sync"),  # type: ignore[arg-type]
+        (lambda: tw.table("mine", "params", every=3), "a method is made of tw.Sync"),  # type: ignore[arg-type]
         (lambda: tw.moment(), "a moment is named"),
         (lambda: tw.cost(tw.diloco(4), nn.Linear(2, 1), 2).bytes(7.5), "steps must be"),  # type: ignore[arg-type]
         (lambda: tw.cost(tw.diloco(4), nn.Linear(2, 1), 2).wire(-1), "steps must be"),

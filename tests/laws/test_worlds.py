@@ -449,6 +449,21 @@ def test_batch_norm_statistics_meet(name: str) -> None:
     assert same(*states)
 
 
+def test_the_model_that_is_exported_has_seen_the_most_batches() -> None:
+    torch.manual_seed(0)
+    fleet = fleet_of(tw.local_sgd(4), 3, sgd, Normed())
+    train(fleet, 6)
+    for extra, replica in enumerate(fleet.replicas):
+        for _ in range(extra):
+            replica.model(torch.randn(4, 7))
+    means = torch.stack([r.model.norm.running_mean for r in fleet.replicas]).mean(0)
+    agreed = fleet.consensus()
+    assert agreed["norm.num_batches_tracked"] == 8
+    torch.testing.assert_close(agreed["norm.running_mean"], means)
+    fleet.finish()
+    assert all(replica.model.norm.num_batches_tracked == 8 for replica in fleet.replicas)
+
+
 # starting equal
 
 

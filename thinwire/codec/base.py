@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..spelling import of_attributes
 from .pages import fresh
 
 STRIP = 1 << 19  # values: several buffers of it stay in a cache, and calls cost little beside it
@@ -207,6 +208,15 @@ class Codec(ABC):
         for payload, weight in zip(payloads, weights, strict=True):
             total.add_(self.decode(payload, layout).mul_(weight))
         return divide_by_weights(total, weights)
+
+    def __repr__(self) -> str:
+        return of_attributes(self)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
 
 def divide_by_weights(total: Tensor, weights: Sequence[Weight]) -> Tensor:

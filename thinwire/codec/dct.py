@@ -38,8 +38,7 @@ class DCT(Codec):
     def __init__(self, inner: Codec, chunk: int = 64) -> None:
         if not isinstance(inner, Codec):
             raise ValueError(f"DCT writes its coefficients with a codec, as in DCT(TopK(32), 64), not with {inner!r}")
-        if not isinstance(chunk, int) or not 1 <= chunk <= 256:
-            raise ValueError(f"DCT transforms blocks of 1 to 256 along an axis, not {chunk}")
+        check_chunk(chunk)
         if isinstance(inner, TopK):
             inner = TopK(inner.k, chunk * chunk, inner.values, inner.rule)
         self.inner, self.chunk = inner, chunk
@@ -81,6 +80,11 @@ class DCT(Codec):
 
     def __repr__(self) -> str:
         return f"DCT({self.inner!r}, chunk={self.chunk})"
+
+
+def check_chunk(chunk: int) -> None:
+    if type(chunk) is not int or not 1 <= chunk <= 256:
+        raise ValueError(f"DCT transforms blocks of 1 to 256 along an axis, not {chunk!r}")
 
 
 @lru_cache(maxsize=64)

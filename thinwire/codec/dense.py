@@ -48,9 +48,6 @@ class Float32(Codec):
             return super().merge(payloads, weights, layout)
         return _mean(payloads, weights, layout, torch.float32)
 
-    def __repr__(self) -> str:
-        return "Float32()"
-
 
 class BFloat16(Codec):
     """Every value rounded to bfloat16, 2 bytes each; fine for absolute values too.
@@ -81,9 +78,6 @@ class BFloat16(Codec):
         if not by_kernels(payloads, weights):
             return super().merge(payloads, weights, layout)
         return _mean(payloads, weights, layout, torch.bfloat16)
-
-    def __repr__(self) -> str:
-        return "BFloat16()"
 
 
 class Int8(Blocked):

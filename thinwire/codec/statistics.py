@@ -36,9 +36,6 @@ class Statistics(Codec):
         mean[counters] = torch.stack([buffer[counters] for buffer in taking_part]).amax(0)
         return mean
 
-    def __repr__(self) -> str:
-        return "Statistics()"
-
 
 def _counts(weight: Weight) -> bool:
     return bool(weight.any()) if isinstance(weight, Tensor) else weight > 0

@@ -27,8 +27,6 @@ def table(name: str, *rows: Sync, every: int) -> Method:
     params   every 8  Average()    Float32()
     buffers  every 8  Overwrite()  Statistics()
     """
-    if not all(isinstance(row, Sync) for row in rows):
-        raise ValueError(f"a table is made of tw.Sync(view, when, rule) rows, not {rows!r}")
     return Method(name, (*rows, Sync(buffers, Every(every), Overwrite(), Statistics())))
 
 
@@ -72,6 +70,6 @@ def parameter_rows(
     """One row per fragment; fragment p of P is offset by p * every // P."""
     views, when = views_of(fragments), Every(every, delay=delay)
     return [
-        Sync(view, replace(when, offset=p * every // len(views)), rule, codec or Float32(), feedback)
+        Sync(view, replace(when, offset=p * every // len(views)), rule, Float32() if codec is None else codec, feedback)
         for p, view in enumerate(views)
     ]

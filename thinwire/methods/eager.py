@@ -47,8 +47,8 @@ def eager_diloco(
     """
     if type(phases) is not int or phases < 1:
         raise ValueError(f"phases must be a whole number, at least 1, not {phases!r}")
-    rule = Eager(Nesterov(outer_lr, outer_momentum))
-    return table("eager_diloco", *parameter_rows(fragments, every, phases * every, rule, codec), every=every)
+    rule, delay = Eager(Nesterov(outer_lr, outer_momentum)), phases * Every(every).period
+    return table("eager_diloco", *parameter_rows(fragments, every, delay, rule, codec), every=every)
 
 
 def carry_diloco(

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import Literal
 
 from ..codec import DCT, BFloat16, Codec, TopK, TwoBit
+from ..codec.dct import check_chunk
 from ..replica import grads, params
-from ..rule import SGD, Outer, SharedMomentum, Sign
+from ..rule import SGD, Outer, SharedMomentum, Sign, check_fraction
 from ..schedule import Every
 from ..table import Method, Sync
 from .common import table
@@ -41,8 +42,9 @@ def decoupled_momentum(
     """
     if variant not in ("paper", "mean", "consensus"):
         raise ValueError(f'variant must be "paper", "mean" or "consensus", not {variant!r}')
-    codec = DCT(TopK(topk, chunk * chunk, values, merge="mean" if variant == "mean" else "senders"), chunk)
+    codec = _strongest(topk, chunk, values, "mean" if variant == "mean" else "senders")
     if variant == "consensus":
+        check_fraction("decay", decay)
         row = Sync(params, Every(every), Outer(SGD(outer_lr)), codec, feedback=decay)
     else:
         row = Sync(params, Every(every), SharedMomentum(outer_lr, decay), codec)
@@ -55,8 +57,15 @@ def demo(chunk: int = 64, topk: int = 32, decay: float = 0.999, values: Codec = 
     >>> print(demo().rows[0].rule)
     Sign()
     """
-    codec = DCT(TopK(topk, chunk * chunk, values), chunk)
-    return table("demo", Sync(grads, Every(1), Sign(), codec, feedback=decay), every=1)
+    check_fraction("decay", decay)
+    row = Sync(grads, Every(1), Sign(), _strongest(topk, chunk, values, "senders"), feedback=decay)
+    return table("demo", row, every=1)
+
+
+def _strongest(topk: int, chunk: int, values: Codec, merge: Literal["senders", "mean"]) -> Codec:
+    """The DCT components that travel."""
+    check_chunk(chunk)
+    return DCT(TopK(topk, chunk * chunk, values, merge), chunk)
 
 
 def sparseloco(every: int, chunk: int = 4096, topk: int = 64, decay: float = 0.95, outer_lr: float = 1.0) -> Method:
@@ -65,5 +74,6 @@ def sparseloco(every: int, chunk: int = 4096, topk: int = 64, decay: float = 0.9
     >>> print(sparseloco(every=15).rows[0].feedback)
     0.95
     """
+    check_fraction("decay", decay)
     row = Sync(params, Every(every), Outer(SGD(outer_lr)), TopK(topk, chunk, values=TwoBit()), feedback=decay)
     return table("sparseloco", row, every=every)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..codec import TopK, TwoBit
 from ..replica import params
-from ..rule import SGD, Outer
+from ..rule import SGD, Outer, check_fraction
 from ..schedule import Every
 from ..table import Method, Sync
 from .common import table
@@ -19,11 +19,13 @@ from .common import table
 def sparse_averaging(every: int = 4, chunk: int = 64, decay: float = 0.9, outer_lr: float = 1.0) -> Method:
     """Of every `chunk` values the one that moved most travels: every 4 steps it sends 1,000 times less than DDP.
 
-    12M parameters, AdamW, 4 workers: 2.3% above DDP's held-out loss at 25M tokens, 1.1% and 1.5% (two seeds) at 50M: the
-    least that was found at so few bytes. Tiny models with tiny batches like a decay of .8 better. With Muon see `two_bit_averaging`.
+    12M parameters, AdamW, 4 workers: 2.3% above DDP's held-out loss at 25M tokens, 1.1% and 1.5% (two seeds) at 50M,
+    the least that was found at so few bytes. Tiny models with tiny batches like a decay of .8 better. With Muon see
+    `two_bit_averaging`.
 
     >>> print(sparse_averaging().rows[0].codec)
     TopK(1, chunk=64, values=TwoBit(), merge='senders')
     """
+    check_fraction("decay", decay)
     row = Sync(params, Every(every), Outer(SGD(outer_lr)), TopK(1, chunk, values=TwoBit()), feedback=decay)
     return table("sparse_averaging", row, every=every)

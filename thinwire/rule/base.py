@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..live import Live
+from ..spelling import of_attributes
 from .reduced import Reduced
 from .state import State
 
@@ -105,3 +106,6 @@ class Rule(ABC):
     def shared_copy(self, state: State) -> Tensor | None:
         """The buffer that every worker should hold in the same bits, if there is one."""
         return state.get("anchor")
+
+    def __repr__(self) -> str:
+        return of_attributes(self)
