@@ -32,12 +32,13 @@ IN_SHORT = """\
   DiLoCo at 128 and at 512. As printed ("paper") it diverges from four workers on.
 - **1000 times fewer bytes than DDP within 1% of its loss** is met with Muon from 50M tokens on (`tw.two_bit_averaging`:
   <muon 50M two bits 64, outer 1.5 : muon 50M ddp> and <muon 50M two bits 64, outer 1.5, seed 1 : muon 50M ddp, seed 1>,
-  two seeds; with an outer rate of 1 <muon 50M two bits 64 : muon 50M ddp> and
-  <muon 50M two bits 64, seed 1 : muon 50M ddp, seed 1>; at 100M tokens, weight decay raised so that DDP does not
-  overfit, <muon 100M two bits 64, decay 1 : muon 100M ddp, decay 1>). At 25M tokens it costs <muon 1000x two bits 64,
-  outer 1.5 : rate muon 8e-3>. With AdamW it is met in tiny models only; with `tw.sparse_averaging` it costs <1000x
-  sparse averaging, decay .9 : rate adamw 2e-3> at 25M tokens, <50M sparse averaging, decay .9 : ddp> and <50M sparse
-  averaging, decay .9, seed 1 : ddp, seed 1> at 50M, <100M sparse averaging, decay 1 : 100M ddp, decay 1> at 100M.
+  two seeds; with an outer rate of 1 <muon 50M two bits 64 : muon 50M ddp> and <muon 50M two bits 64, seed 1 : muon 50M
+  ddp, seed 1>; at 100M tokens, weight decay raised so that DDP does not overfit, <muon 100M two bits 64, decay 1 : muon
+  100M ddp, decay 1> and <muon 100M two bits 64, decay 1, seed 1 : muon 100M ddp, decay 1, seed 1>). At 25M tokens it
+  costs <muon 1000x two bits 64, outer 1.5 : rate muon 8e-3>. With AdamW it is met in tiny models only; with
+  `tw.sparse_averaging` it costs <1000x sparse averaging, decay .9 : rate adamw 2e-3> at 25M tokens, <50M sparse
+  averaging, decay .9 : ddp> and <50M sparse averaging, decay .9, seed 1 : ddp, seed 1> at 50M, <100M sparse averaging,
+  decay 1 : 100M ddp, decay 1> at 100M.
 - **Speed**: a DiLoCo round between training steps takes .51 (two workers) and .41 (four) of torchft's time on loopback.
   Eager keeps two workers busy 99% of the time on a line of 60 Mbit/s, where DDP reaches 21%.
 """
@@ -194,13 +195,12 @@ it is made of, at four workers:
 - *The published outer step* (.4, .9), two workers, H = 30: eager loses <M2 H30 eager : M2 H30 diloco .4> against
   DiLoCo, with the second seed <M2 H30 eager, seed 1 : M2 H30 diloco .4, seed 1>: the published 2.3%, on average. In the
   35M shape it loses <35M M2 eager : 35M M2 diloco .4> (<35M M2 eager, seed 1 : 35M M2 diloco .4, seed 1>) in half as
-  many tokens, so that the published number is not
-  reached there; at H = 100 <M2 H100 eager : M2 H100 diloco .4>. E3M0 adds <M2 H30 eager E3M0 : M2 H30 eager>. Delayed
-  updates lose <M2 H30 delayed : M2 H30 diloco .4>, at a rate of .1 <M2 H30 delayed .1 : M2 H30 diloco .4>; two phases
-  <M2 H30 eager, two phases : M2 H30 diloco .4>. Fragments that land one inner step later are *better* than DiLoCo with
-  the same outer step, <M2 H30 one inner step : M2 H30 diloco .4>, in E3M0 <M2 H30 one inner step, E3M0 : M2 H30 diloco
-  .4>: mixing takes the edge off a momentum that is too high
-  here.
+  many tokens, so that the published number is not reached there; at H = 100 <M2 H100 eager : M2 H100 diloco .4>. E3M0
+  adds <M2 H30 eager E3M0 : M2 H30 eager>; with fragments, too, eager loses <M2 H30 eager streaming, E3M0 : M2 H30
+  diloco .4>. Delayed updates lose <M2 H30 delayed : M2 H30 diloco .4>, at a rate of .1 <M2 H30 delayed .1 : M2 H30
+  diloco .4>; two phases <M2 H30 eager, two phases : M2 H30 diloco .4>. Fragments that land one inner step later are
+  *better* than DiLoCo with the same outer step, <M2 H30 one inner step : M2 H30 diloco .4>, in E3M0 <M2 H30 one inner
+  step, E3M0 : M2 H30 diloco .4>: mixing takes the edge off a momentum that is too high here.
 - *The same at four workers*: eager <M4 H30 eager : M4 H30 diloco .4>, at a rate of .2 <M4 H30 eager .2 : M4 H30 diloco
   .4>, in E3M0 <M4 H30 eager E3M0 : M4 H30 diloco .4>, at H = 100 <M4 H100 eager : M4 H100 diloco .4>; delayed <M4 H30
   delayed : M4 H30 diloco .4>, at .1 <M4 H30 delayed .1 : M4 H30 diloco .4>; one inner step <M4 H30 one inner step : M4
@@ -301,10 +301,11 @@ that overfits.
   (<muon 100M two bits 192>): workers that meet *less* do better there.
 - *100M tokens with ten times the weight decay* (1 instead of .1), for both, so that DDP does not overfit: it ends at
   <muon 100M ddp, decay 1>, its lowest point, two bits at <muon 100M two bits 64, decay 1>: <muon 100M two bits 64,
-  decay 1 : muon 100M ddp, decay 1>. So most of the -2.9% above was regularisation, and what is left is equality. With
-  AdamW DDP ends at <100M ddp, decay 1>, sparseloco every 4 at <100M sparseloco 4, decay 1>, sparse averaging at <100M
-  sparse averaging, decay 1>: <100M sparse averaging, decay 1 : 100M ddp, decay 1>, missed. One seed each; other decays
-  were not tried.
+  decay 1 : muon 100M ddp, decay 1>, with a second seed <muon 100M two bits 64, decay 1, seed 1 : muon 100M ddp, decay
+  1, seed 1>, with an outer rate of 1.5 <muon 100M two bits 64, decay 1, outer 1.5 : muon 100M ddp, decay 1>. So all of
+  the -2.9% above was regularisation, and what is left is equality. With AdamW, one seed, DDP ends at <100M ddp, decay
+  1>, sparseloco every 4 at <100M sparseloco 4, decay 1>, sparse averaging at <100M sparse averaging, decay 1>: <100M
+  sparse averaging, decay 1 : 100M ddp, decay 1>, missed. Other decays were not tried.
 - *100M tokens, AdamW*, sparseloco every 4 with decay .9: <100M sparseloco 4 : 100M ddp> with the first seed, <100M
   sparseloco 4, seed 1 : 100M ddp, seed 1> with the second, while DDP's own seeds differ by <100M ddp, seed 1 : 100M
   ddp>: within 1% on average, not each time. Here too DDP has the lower training loss (<train of 100M ddp> against
