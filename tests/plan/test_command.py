@@ -267,6 +267,9 @@ def test_the_order_of_the_lines_is_no_matter(ask):
         [*ASK, *LINE, "--params", "5"],
         [*ASK, *LINE, "--slow-workers", "9"],
         [*ASK, *LINE, "--slow-workers", "5%x0"],
+        [*ASK, *LINE, "--slow-workers", "5%x"],
+        ["--paper-tables", *LINE],
+        ["--paper-tables", "--json", "--plot", "curve.html"],
         [*ASK, *LINE, "--mtbf", "0s"],
         [*ASK, *LINE, "--plot", "curve.jpeg"],
         [*ASK, *LINE, "--plot", "/nonexistent/curve.html"],
@@ -282,6 +285,19 @@ def test_nonsense_is_refused_in_one_line(arguments, capsys):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("thinwire plan: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--paper-tables", "--latency", "20ms"], "--latency goes without --paper-tables"),
+        ([*ASK, "--probe"], "--latency goes with --bandwidth: --probe measures the latency as well"),
+    ],
+    ids=["paper tables", "probe"],
+)
+def test_options_that_would_have_no_effect_are_refused(arguments, said, capsys):
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_more_slow_workers_than_workers_are_counted_in_the_refusal(capsys):

@@ -35,7 +35,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
+def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
     """The page as the browser ends up with it, and what was written to its console."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
@@ -48,7 +48,15 @@ def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
         "--enable-logging=stderr",
     )
     offline = "--host-resolver-rules=MAP * ~NOTFOUND"
-    command = [browser, *quiet, offline, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
+    command = [
+        browser,
+        *quiet,
+        *flags,
+        offline,
+        f"--user-data-dir={profile}",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+    ]
     result = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
     return result.stdout, [line for line in result.stderr.splitlines() if ":CONSOLE" in line]
 
@@ -87,6 +95,30 @@ def test_the_page_opens_offline_without_a_complaint(compared: Path, thinwire, tm
     ):
         assert said in dom
     assert "<script src" not in page.read_text(), "a self-contained file; the browser has no network here"
+
+
+PROBE = """<script>setTimeout(() => {
+  const colour = (query, what) => getComputedStyle(document.querySelector(query))[what];
+  document.title = [colour("body", "color"), colour(".xtick text", "fill"), colour(".xgrid", "stroke"),
+                    colour("section", "backgroundColor")].join(" | ");
+}, 1000)</script></body>"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "colours"),
+    [
+        ((), "rgb(33, 37, 41) | rgb(52, 58, 64) | rgb(233, 236, 239) | rgb(255, 255, 255)"),
+        (("--force-dark-mode",), "rgb(230, 233, 239) | rgb(230, 233, 239) | rgb(44, 51, 64) | rgb(24, 28, 37)"),
+    ],
+    ids=["light", "dark"],
+)
+def test_the_page_and_its_charts_go_by_the_readers_preference(
+    compared: Path, tmp_path: Path, flags: tuple[str, ...], colours: str
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text((compared / "report.html").read_text().replace("</body>", PROBE))
+    dom, _ = browse(page, tmp_path / "profile", *flags)
+    assert f"<title>{colours}</title>" in dom
 
 
 def test_the_browser_would_have_told(tmp_path: Path) -> None:
@@ -135,6 +167,23 @@ def test_a_loss_that_is_not_finite_is_said_where_its_curve_is_missing(
     run = changed(compared / "diloco", tmp_path / "run", {7: bad, 8: bad})
     assert "diloco: the loss was not finite at step 7" in pages.write(run).read_text()
     assert "not finite" not in pages.write(compared / "desloc").read_text()
+
+
+NO_POINT = "Nothing to show: nothing was sent, or no loss was finite after the first exchange."
+
+
+@pytest.mark.parametrize("bytes_sent", [0, 1000], ids=["before it sent", "before its first exchange"])
+def test_loss_against_bytes_of_a_run_without_a_point_is_said_in_words(
+    compared: Path, tmp_path: Path, bytes_sent: int
+) -> None:
+    """The empty chart had an axis of bytes from -1 to 6 that meant nothing."""
+    run = shutil.copytree(compared / "diloco", tmp_path / "run")
+    (run / "summary.json").unlink()
+    records = [record | {"loss": None, "val_loss": None, "bytes_sent": bytes_sent} for record in metrics(run)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = pages.write(run).read_text()
+    assert NO_POINT in text and 'id="pareto"' not in text
+    assert NO_POINT not in pages.write(compared / "diloco").read_text()
 
 
 @pytest.mark.parametrize("bad", [None, float("nan")])

@@ -124,6 +124,21 @@ def test_too_little_memory_is_one_line(tmp_path: Path, thinwire, tiny: list[str]
     assert "out of memory (asked for " in said and "lower train.batch" in said
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["new folder", "empty folder"])
+def test_memory_that_runs_out_in_the_first_step_leaves_no_run(
+    tmp_path: Path, thinwire, tiny: list[str], there: bool
+) -> None:
+    """A run of too large a batch could be resumed otherwise, at a step that it never took."""
+    run = tmp_path / "run"
+    if there:
+        run.mkdir()
+    huge = ("--set", "train.batch=100000", "--set", "model.hidden=40000", "--set", "logging.tensorboard=true")
+    limit = ("sh", "-c", 'ulimit -v 8000000; exec "$@"', "sh")
+    command = ("train", *tiny, *huge, "--workers", 1, "--steps", 4, "--out", run)
+    assert "out of memory" in one_line(thinwire(*command, prefix=limit, status=2))
+    assert run.exists() == there and [path.name for path in run.rglob("*")] == [".lock"] * there
+
+
 def test_a_new_run_does_not_drop_the_checkpoints_of_another(tmp_path: Path, thinwire, tiny: list[str]) -> None:
     thinwire("train", *tiny, "--workers", 1, "--steps", 3, "--out", tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()

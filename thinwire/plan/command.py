@@ -21,6 +21,7 @@ def _option(metavar: str, text: str) -> Any:
 
 
 def plan(
+    context: typer.Context,
     paper_tables: Annotated[bool, typer.Option(help="The papers' utilization tables beside ours.")] = False,
     params: Annotated[str | None, _option("N", "Parameters of the model: 7e9, 350M.")] = None,
     layers: Annotated[str | None, _option("N", "Its blocks.")] = None,
@@ -43,9 +44,15 @@ def plan(
 ) -> None:
     """What every method costs on your link, and which one to take."""
     with _one_line():
+        given = _given(context)
         if paper_tables:
+            _refuse(
+                given - {"--paper-tables", "--json"}, "goes without --paper-tables: these are the papers' own cases"
+            )
             _paper_tables(as_json)
             return
+        if probe and bandwidth is None:
+            _refuse(given & {"--latency"}, "goes with --bandwidth: --probe measures the latency as well")
         known = _facts(run, params, layers, step_time, workers, batch_tokens)
         if bandwidth is not None:
             known.links = inputs.links(bandwidth, latency)
@@ -57,6 +64,17 @@ def plan(
         trouble = inputs.trouble(mtbf, slow_workers, site.workers)
         advisor = Advisor(site, budget, inputs.limits(gpu_memory, ram), trouble)
         _answer(advisor, as_json, plot)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The options that were written on the command line."""
+    sources = {each.opts[0]: context.get_parameter_source(each.name or "") for each in context.command.params}
+    return {option for option, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _refuse(options: set[str], why: str) -> None:
+    if options:
+        raise ValueError(f"{min(options)} {why}")
 
 
 @contextmanager

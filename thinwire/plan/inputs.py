@@ -114,9 +114,9 @@ def trouble(mtbf: str | None, slow_workers: str | None, workers: int) -> Trouble
     seconds = units.duration(mtbf) if mtbf else float("inf")
     if seconds <= 0:
         raise ValueError(f"--mtbf {mtbf}: must be more than zero")
-    many, _, factor = (slow_workers or "0").partition("x")
+    many, x, factor = (slow_workers or "0").partition("x")
     share = units.share(many) if "%" in many or "." in many else _share_of(_count(many), workers)
-    slowdown = float(factor) if re.fullmatch(r"[0-9]*\.?[0-9]+", factor) else 2.0 if not factor else 0.0
+    slowdown = float(factor) if re.fullmatch(r"[0-9]*\.?[0-9]+", factor) else 0.0 if x else 2.0
     if slowdown < 1:
         raise ValueError(f"--slow-workers {slow_workers}: write 5%, 3, or 5%x1.5 (share or number, times slower)")
     return Trouble(seconds, share, slowdown)

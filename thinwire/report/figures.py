@@ -124,8 +124,10 @@ def _byte_ticks(sizes: list[int]) -> dict[str, Any]:
     return {"tickmode": "array", "tickvals": values, "ticktext": list(map(units.show_size, values))}
 
 
-def pareto(runs: list[Run]) -> go.Figure:
-    """Loss against bytes: where a run stood at each evaluation, and where it ended."""
+def pareto(runs: list[Run]) -> go.Figure | None:
+    """Loss against bytes: where a run stood at each evaluation, and where it ended; None where there is no point."""
+    if not any(run.records[-1]["bytes_sent"] for run in runs):
+        return None
     figure = go.Figure()
     for run, colour in zip(runs, _colours(runs), strict=True):
         held = [record for record in run.records if "val_loss" in record and record["bytes_sent"]]
@@ -146,6 +148,8 @@ def pareto(runs: list[Run]) -> go.Figure:
             marker={"color": colour, "size": 14, "line": {"color": "white", "width": 2}},
             showlegend=True,
         )
+    if not any(math.isfinite(loss) for trace in figure.data for loss in trace.y):
+        return None
     drawn = [run.summary["bytes_ddp"] for run in runs if len(runs) == 1 and run.summary.get("bytes_ddp")]
     for ddp in drawn:
         figure.add_vline(x=ddp, line={"color": "#adb5bd", "dash": "dash"}, annotation_text="DDP would send")

@@ -106,7 +106,7 @@ def _write(folder: Path, runs: list[Run], kind: str) -> Path:
         plotly=get_plotlyjs(),
         cards=_cards(runs),
         loss="".join(map(_divergence, runs)) + _chart("loss", figures.loss(runs)),
-        pareto=_chart("pareto", figures.pareto(runs)),
+        pareto=_pareto(runs),
         timeline=_chart("timeline", figures.timeline(runs)),
         drift=_drift(runs),
         table=_table(runs),
@@ -124,6 +124,14 @@ def _chart(name: str, figure: Any) -> str:
             full_html=False, include_plotlyjs=False, div_id=name, config={"displayModeBar": False, "responsive": True}
         )
     )
+
+
+_NO_PARETO = '<p class="none">Nothing to show: nothing was sent, or no loss was finite after the first exchange.</p>'
+
+
+def _pareto(runs: list[Run]) -> str:
+    figure = figures.pareto(runs)
+    return _chart("pareto", figure) if figure else _NO_PARETO
 
 
 _NO_DRIFT = '<p class="none">Nothing to show: no exchange of drifts was recorded.</p>'

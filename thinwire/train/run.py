@@ -107,11 +107,27 @@ def _run(trainer: Trainer, order: Order, talk: Talker) -> dict[str, Any] | None:
     if place.elastic:
         trainer.join(talk.say)
     try:
-        return _go_on(trainer, order, talk, keeper)
+        with _leaving_nothing(trainer, order):
+            return _go_on(trainer, order, talk, keeper)
     except (ConnectionError, TimeoutError):  # of a network, not of a disk
         raise
     except OSError as error:
         raise OSError(_unsaved(trainer, order, keeper, error)) from error
+
+
+@contextmanager
+def _leaving_nothing(trainer: Trainer, order: Order) -> Iterator[None]:
+    """A new run that fails within its first step, for want of memory say, leaves no files that would pass for one."""
+    before = set(order.folder.rglob("*"))
+    try:
+        yield
+    except Exception:
+        is_alone = trainer.place.notes.processes == 1  # else another process may go on, and save
+        if is_alone and not trainer.step and not order.resume:
+            for path in sorted({*order.folder.rglob("*")} - before, reverse=True):  # a folder after what is in it
+                with suppress(OSError):  # W&B may be writing to its own yet
+                    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        raise
 
 
 def _refuse_what_is_behind(trainer: Trainer, order: Order) -> None:
