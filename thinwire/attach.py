@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ class Hooks:
         self.optimizers = fleet.replicas[0].optimizers
         self.stepped: dict[int, Callable[[], Tensor | None]] = {}  # a gradient that each has stepped with
         self.gradients: list[Callable[[], Tensor | None]] = []  # one of each optimizer's when the step began
+        self.marks: dict[int, tuple[int, int] | None] = {}  # and how it stood then, clipped
 
     def register(self) -> None:
         if any(isinstance(getattr(hook, "__self__", None), Hooks) for o in self.optimizers for hook in _hooks_of(o)):
@@ -71,6 +72,7 @@ class Hooks:
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if id(optimizer) in self.stepped or self._was_skipped(optimizer):
+            self._note_skipped()
             self._end()  # a GradScaler skipped others: that step is over
         if self.fleet.gradient_rows() or self.fleet.clip is not None:
             _refuse_scaled(optimizer)
@@ -96,8 +98,12 @@ class Hooks:
         if not self.stepped:
             self.fleet.before_step()
             self.gradients = [_first_gradient(each) for each in self.optimizers]
+            self.marks = {id(each): _mark(each) for each in self.optimizers}
         elif self.fleet.gradient_rows() and _is_other(optimizer, self._seen(optimizer)):
             raise ValueError(f"an optimizer steps with gradients of a backward pass after another's step, {_ONCE}")
+        elif self.marks[id(optimizer)] != _mark(optimizer):
+            ahead = [each for each in self.optimizers if id(each) not in self.stepped]
+            self.fleet.clip_gradients(p for each in ahead for p in _parameters(each))
 
     def _seen(self, optimizer: Optimizer) -> Callable[[], Tensor | None]:
         """Its first gradient when the step began."""
@@ -116,6 +122,17 @@ class Hooks:
         self.stepped[id(optimizer)] = _first_gradient(optimizer)
         if len(self.stepped) == len(self.optimizers):
             self._end()
+
+    def _note_skipped(self) -> None:
+        """A GradScaler decides for each worker by itself, and what has met is for all."""
+        pairs = zip(self.optimizers, self.marks.values(), strict=True)
+        skipped = [i for i, (each, mark) in enumerate(pairs) if mark is not None and id(each) not in self.stepped]
+        if skipped and self.fleet.gradient_rows():
+            text = (
+                f"optimizer {skipped[0]} did not step, though its gradients had met: workers whose optimizer did step "
+                "are another model now. Under a GradScaler use one optimizer, or bf16"
+            )
+            self.fleet.events.add("unfinished", self.fleet.steps_begun, text)
 
     def _end(self) -> None:
         self.stepped.clear()
@@ -142,6 +159,15 @@ def _is_other(optimizer: Optimizer, seen: Callable[[], Tensor | None]) -> bool:
 
 def _first_gradient(optimizer: Optimizer) -> Callable[[], Tensor | None]:
     """A weak reference: gradients must not live longer for it."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    found = next((p.grad for p in parameters if p.grad is not None), None)
+    found = next((p.grad for p in _parameters(optimizer) if p.grad is not None), None)
     return (lambda: None) if found is None else weakref.ref(found)
+
+
+def _mark(optimizer: Optimizer) -> tuple[int, int] | None:
+    """It changes when there was another backward pass, into a new gradient or into the old one."""
+    found = _first_gradient(optimizer)()
+    return None if found is None else (id(found), found._version)
+
+
+def _parameters(optimizer: Optimizer) -> Iterable[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])

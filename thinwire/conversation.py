@@ -98,8 +98,13 @@ class Conversation:
             raise self.lost(key, error) from error
 
     def _collect(self, key: Key) -> None:
-        work, outputs = self.outstanding.popleft()
-        self.wait(work, key, header=True)
+        work, outputs = self.outstanding[0]  # an interrupted wait leaves it there, to be heard later
+        try:
+            self.wait(work, key, header=True)
+        except RuntimeError:
+            self.outstanding.popleft()
+            raise
+        self.outstanding.popleft()
         self.heard += 1
         blobs = [bytes(output.numpy()) for output in outputs]
         for box, blob in zip(self.inbox, blobs, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,7 +99,7 @@ class Fleet:
     def _open(self) -> None:
         if not self._opened:
             self._opened = True
-            self.transport.notify = lambda kind, workers, text: self.events.add(kind, self.steps, text, workers=workers)
+            self.transport.notify = _noting(weakref.ref(self))
             self.transport.host(joining.Joining(self))
             self.transport = self.island.join(self)
             self._opening = self.transport.openings
@@ -178,7 +179,8 @@ class Fleet:
     def before_step(self) -> None:
         """Once a step, before the first optimizer: gradient rows meet, and are clipped."""
         if self.steps_begun > self.steps:
-            if not self.gradient_rows():
+            if not self.gradient_rows():  # another call of a closure, or of an optimizer whose step has failed
+                self._clip_all()
                 return
             text = f"step {self.steps_begun} met its gradients, but no optimizer stepped: it changed nothing"
             self.events.add("unfinished", self.steps_begun, text)
@@ -190,17 +192,19 @@ class Fleet:
             for replica in self.replicas:
                 replica.drop_gradients()  # of parameters that have been replaced since
         signs = any(row.sync.rule.signs for row in rows)  # whose norm is not a gradient's: clip what goes in
-        if signs:
-            self._clip()
-        if rows:
+        if rows and not signs:
             self._meet_gradients(rows)
-        if not signs:
-            self._clip()
+        self._clip_all()
+        if signs:
+            self._meet_gradients(rows)
 
-    def _clip(self) -> None:
+    def _clip_all(self) -> None:
+        for replica in self.replicas:
+            self.clip_gradients(replica.trainable.values())
+
+    def clip_gradients(self, parameters: Iterable[Tensor]) -> None:
         if self.clip is not None:
-            for replica in self.replicas:
-                torch.nn.utils.clip_grad_norm_(list(replica.trainable.values()), self.clip)
+            torch.nn.utils.clip_grad_norm_(list(parameters), self.clip)
 
     @led
     def _meet_gradients(self, rows: list[Row]) -> None:
@@ -252,8 +256,9 @@ class Fleet:
     def refuse_changed(self) -> None:
         """Of the rows that are due in a step the first one asks: it takes a look at every tensor of the models."""
         if self._looked_at != self.steps_begun:
+            moments = any(row.sync.view.kind == "moment" for row in self.rows)
             for replica in self.replicas:
-                replica.refuse_changed()
+                replica.refuse_changed(moments)
             self._looked_at = self.steps_begun
 
     def gradient_rows(self) -> list[Row]:
@@ -366,6 +371,16 @@ def _replicas(given: Any) -> list[Replica]:
     if len({id(part) for parts in owned for part in parts}) < sum(map(len, owned)):
         raise ValueError("two replicas share a model: each needs a copy of its own, and an optimizer of that copy")
     return found
+
+
+def _noting(fleet: weakref.ref[Fleet]) -> Callable[[str, Sequence[int], str], None]:
+    """What a transport has to say is an event; a transport that lives on does not keep its last fleet alive."""
+
+    def note(kind: str, workers: Sequence[int], text: str) -> None:
+        if (heard := fleet()) is not None:
+            heard.events.add(kind, heard.steps, text, workers=workers)
+
+    return note
 
 
 def _limit(clip: Any) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from .header import Header
 from .live import Live
 from .rule import Rule, State
+from .rule.state import buffer
 from .transport import Exchange, PeerLost
 
 
@@ -109,23 +110,25 @@ class Lane:
         far = self.state.get(name)
         return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=pinned) if far is None else far
 
-    def common(self, rule: Rule) -> Tensor:
+    def common(self, rule: Rule) -> list[Tensor]:
         """What every worker should hold in the same bits."""
         if self.parameters is not None:
-            return self.parameters.read()
+            return [self.parameters.read()]
         with self.borrowed(to_read=True) as state:
-            return _present(rule.shared_copy(state))
+            return _shared(rule, state)
 
-    def take_common(self, rule: Rule, values: Tensor) -> None:
+    def take_common(self, rule: Rule, values: Sequence[Tensor]) -> None:
         if self.parameters is not None:
-            return self.parameters.write(values)
+            return self.parameters.write(values[0])
         with self.borrowed() as state:
-            _present(rule.shared_copy(state)).copy_(values)
+            for mine, value in zip(_shared(rule, state), values, strict=True):
+                mine.copy_(value)
 
 
-def _present(copy: Tensor | None) -> Tensor:
+def _shared(rule: Rule, state: State) -> list[Tensor]:
+    copy = rule.shared_copy(state)
     assert copy is not None
-    return copy
+    return [copy, *(buffer(state, slot) for slot in rule.shared_slots())]
 
 
 @dataclass

@@ -121,6 +121,7 @@ class Replica:
 
     line: Line | None = None  # to the other ranks of the worker, where one of them leads
     is_whole: bool = False  # messages are of unsharded tensors
+    frozen_then: Mapping[str, int] = {}  # fingerprints of frozen tensors in the state that was loaded
 
     def __init__(self, model: nn.Module, optimizer: Any, weight: float = 1, inside: Any = None) -> None:
         if not isinstance(model, nn.Module):
@@ -137,6 +138,7 @@ class Replica:
         self.frozen = {name: parameter for name, parameter in named.items() if not parameter.requires_grad}
         self.statistics = _batch_norm_buffers(self.module)
         self._places = self._find_places()
+        self._idle = [name for name, parameter in self.trainable.items() if id(parameter) not in self._places]
         self._made_on = {name: parameter.device for name, parameter in self.trainable.items()}
         if len(named) < sum(1 for _ in self.module.parameters()):
             raise ValueError("two parameters have the same name once the names of wrappers are taken off: rename one")
@@ -245,8 +247,11 @@ class Replica:
         values = [local(v) for v in self.state_of(name).values() if isinstance(v, Tensor) and v.is_floating_point()]
         return all(bool(torch.isfinite(value.sum(dtype=torch.float32))) for value in values)
 
-    def refuse_changed(self) -> None:
-        """What was frozen, absent or another tensor when the fleet was made is in no row."""
+    def refuse_changed(self, moments: bool) -> None:
+        """What was frozen, absent or another tensor when the fleet was made is in no row.
+
+        `moments`: there are rows of moments, which a tensor has if an optimizer had it by then.
+        """
         anew = "call finish() and detach(), then attach anew"
         thawed = next((name for name, parameter in self.frozen.items() if parameter.requires_grad), None)
         if thawed is not None:
@@ -261,6 +266,11 @@ class Replica:
         new = self._stranger()
         if new is not None:
             raise ValueError(f"{new} came after the fleet was made and would never be sent: {anew}")
+        late = (
+            next((name for name in self._idle if id(self.trainable[name]) in self._places), None) if moments else None
+        )
+        if late is not None:
+            raise ValueError(f"{late} had no optimizer when the fleet was made, so its moments are not sent: {anew}")
         replaced = self._replaced()
         if replaced is not None:
             raise ValueError(f"{replaced} is another parameter than when the fleet was made, and is not sent: {anew}")

@@ -304,10 +304,11 @@ class Row:
 
     def send_copy_again(self, number: int, source: int) -> None:
         """That of a healthy worker: a sick one's parameters may be what is not finite."""
-        rule = self.sync.rule
-        copy = self.fleet.transport.broadcast([lane.common(rule) for lane in self.lanes], source)
+        rule, broadcast = self.sync.rule, self.fleet.transport.broadcast
+        buffers = zip(*(lane.common(rule) for lane in self.lanes), strict=True)  # one for each lane, copy by copy
+        copies = [broadcast(each, source) for each in buffers]
         for lane in self.lanes:
-            lane.take_common(rule, copy)
+            lane.take_common(rule, copies)
         what = "shared copies" if self.lanes[0].parameters is None else "parameters"
         text = f"row {self.index}, round {number}: the workers' {what} differed; worker {source}'s were sent again"
         self.fleet.events.add("unequal", self.fleet.steps, text, self.index, number)

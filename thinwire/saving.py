@@ -6,6 +6,7 @@ so that `torch.distributed.checkpoint` can fill them in and does not take two wo
 
 from __future__ import annotations
 
+import json
 import time
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from . import start
 from .calls import led
 from .flight import Answer, Flight, Lane, Sent
 from .row import Row
@@ -34,6 +36,11 @@ def save(fleet: Fleet) -> dict[str, Any]:
 @led
 def _save_workers(fleet: Fleet) -> dict[str, Any]:
     _prepare(fleet)
+    if any(len(row.flights) > row.sync.every.in_flight for row in fleet.rows):
+        raise ValueError(
+            "a round was interrupted before it landed, and cannot be saved under way: call fleet.drain() first, "
+            "then save model, optimizer and fleet"
+        )
     for row, flight in _in_order_of_landing(fleet):
         row.complete(flight)
     return {_key(fleet, lane): _save_worker(fleet, lane) for lane in range(len(fleet.replicas))}
@@ -61,7 +68,12 @@ def _key(fleet: Fleet, lane: int) -> str:
 
 def _save_worker(fleet: Fleet, lane: int) -> dict[str, Any]:
     counters = {name: getattr(fleet, name) for name in _COUNTERS}
-    return {**counters, **{f"row{row.index}": _save_row(row, row.lanes[lane], lane) for row in fleet.rows if row.names}}
+    frozen = json.dumps(start.frozen_sums(fleet.replicas[lane]))
+    return {
+        **counters,
+        "frozen": frozen,
+        **{f"row{row.index}": _save_row(row, row.lanes[lane], lane) for row in fleet.rows if row.names},
+    }
 
 
 def _save_row(row: Row, lane: Lane, index: int) -> dict[str, Any]:
@@ -120,6 +132,7 @@ def load(fleet: Fleet, saved: dict[str, Any]) -> None:
         state = saved[_key(fleet, lane)]
         for name in _COUNTERS:
             setattr(fleet, name, int(state[name]))
+        fleet.replicas[lane].frozen_then = json.loads(state.get("frozen", "{}"))  # states of earlier versions lack it
         for row in fleet.rows:
             if row.names:
                 _load_row(row, row.lanes[lane], lane, state[f"row{row.index}"])
@@ -164,6 +177,9 @@ def _load_row(row: Row, lane: Lane, index: int, saved: dict[str, Any]) -> None:
     row.launched, row.landed, row.equal_at = int(saved["launched"]), int(saved["landed"]), int(saved["equal_at"])
     row.weighed_from = int(saved["weighed_from"])
     lane.weighed, lane.counted = float(saved["weighed"]), float(saved["weight_landed"])
+    if row.sync.view.kind == "grads":  # a step that failed after its gradients had met is made again
+        row.launched = row.landed = row.sync.every.rounds_due(row.fleet.steps)
+        row.weighed_from, lane.counted = row.sync.every.launch_step(row.launched), lane.weighed
     lane.unwell = bool(saved["unwell"])
     empty = saved["empty"].split(",")
     device = lane.live.device

@@ -108,9 +108,17 @@ def _refuse_other_places(fleet: Fleet, places: list[list[int]]) -> None:
 
 
 def _value_sums(replica: Replica, frozen_only: bool = False) -> tuple[dict[str, int], dict[str, int]]:
-    """BatchNorm's statistics are not compared: the first batches have moved them already."""
-    still = fixed.where(replica.frozen.__contains__) if frozen_only else fixed
-    return _sums(replica, still), _sums(replica, params)
+    """BatchNorm's statistics are not compared: the first batches have moved them already.
+
+    Nor are frozen tensors that are as they were saved: of a teacher that follows its model each worker has its own.
+    """
+    still = frozen_sums(replica) if frozen_only else _sums(replica, fixed)
+    still = {name: total for name, total in still.items() if replica.frozen_then.get(name) != total}
+    return still, _sums(replica, params)
+
+
+def frozen_sums(replica: Replica) -> dict[str, int]:
+    return _sums(replica, fixed.where(replica.frozen.__contains__))
 
 
 def _sums(replica: Replica, view: View) -> dict[str, int]:

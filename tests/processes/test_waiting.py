@@ -153,3 +153,28 @@ def a_late_end(rank: int) -> bool:
 
 def test_what_ends_just_after_a_wait_has_not_failed(cluster: Cluster) -> None:
     assert cluster.run(a_late_end, 2) == [True, True]
+
+
+def interrupted(rank: int) -> tuple[int, list[Any]]:
+    """Ctrl-C on worker 0 while it waits for worker 1, which is late; the loop catches it, and goes on."""
+    (replica,) = replicas(1, sgd)
+    fleet = tw.Fleet([replica], tw.diloco(2), tw.Group())
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    caught = 0
+    for step in range(8):
+        if step == 3 and rank == 1:
+            time.sleep(2.5)
+        if step == 3 and rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            train(fleet, 1)
+        except KeyboardInterrupt:
+            caught += 1
+            fleet.zero_grad()
+    fleet.finish()
+    return caught, [parameter.tolist() for parameter in replica.trainable.values()]
+
+
+def test_who_was_interrupted_while_waiting_may_go_on(cluster: Cluster) -> None:
+    (caught, mine), (_, theirs) = cluster.run(interrupted, 2)
+    assert caught == 1 and mine == theirs

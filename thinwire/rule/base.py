@@ -107,5 +107,9 @@ class Rule(ABC):
         """The buffer that every worker should hold in the same bits, if there is one."""
         return state.get("anchor")
 
+    def shared_slots(self) -> tuple[str, ...]:
+        """The names of what goes with that copy, and must be sent with it where it is sent again."""
+        return ()
+
     def __repr__(self) -> str:
         return of_attributes(self)

@@ -29,6 +29,9 @@ class _AtLaunch(Rule):
         zeros = {slot: x.layout.zeros(x.device) for slot in self.step.slots}
         return {"anchor": x.read(), "answer": x.layout.zeros(x.device), "backlog": None, **zeros}
 
+    def shared_slots(self) -> tuple[str, ...]:
+        return self.step.slots
+
     def send(self, x: Live, state: State, scope: Scope) -> Tensor:
         message, backlog = x.drift(buffer(state, "anchor")), state["backlog"]
         return message if backlog is None else message.add_(backlog)

@@ -36,6 +36,9 @@ class Outer(Rule):
     def init(self, x: Live, scope: Scope) -> State:
         return {"anchor": x.read(), **{slot: x.layout.zeros(x.device) for slot in self.step.slots}}
 
+    def shared_slots(self) -> tuple[str, ...]:
+        return self.step.slots
+
     def send(self, x: Live, state: State, scope: Scope) -> Tensor:
         return x.drift(buffer(state, "anchor"))
 
@@ -73,6 +76,9 @@ class Carry(Rule):
 
     def init(self, x: Live, scope: Scope) -> State:
         return {"anchor": x.read(), **{slot: x.layout.zeros(x.device) for slot in self.step.slots}}
+
+    def shared_slots(self) -> tuple[str, ...]:
+        return self.step.slots
 
     def send(self, x: Live, state: State, scope: Scope) -> Tensor:
         return x.drift(buffer(state, "anchor"))

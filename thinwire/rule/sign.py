@@ -38,6 +38,7 @@ class Sign(Rule):
         return {}
 
     def send(self, x: Live, state: State, scope: Scope) -> Tensor:
+        self.check(x)  # again: a schedule, or a new group, may have brought momentum
         message = x.read()
         for view, lr in zip(x.layout.views(message), x.rates(), strict=True):
             view.mul_(lr)
