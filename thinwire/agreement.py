@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .calls import apart
+from .cost import broadcast_bytes, wire_bytes
 from .header import Header
 from .live import Live
 from .replica import Replica, local, model, sharded_as
@@ -85,6 +86,9 @@ class Agreement:
         if source:
             self._tell_the_sick(healthy)
         first = self.fleet.transport.broadcast(buffers, source)
+        self._count(
+            *broadcast_bytes(self.fleet.island.total(first.nbytes), self.fleet.worker, source, self.fleet.workers)
+        )
         return self._named(lives[0].names, lives[0].layout.views(first))
 
     def _mean(self, names: list[str]) -> dict[str, Tensor]:
@@ -101,10 +105,13 @@ class Agreement:
             if name in counters:
                 view.fill_(counters[name])
         whole = self.fleet.island.total(total.nbytes)
-        moved = 2 * (self.fleet.workers - 1) * whole // self.fleet.workers
-        self.fleet.wire_sent += moved
-        self.fleet.wire_received += moved
+        moved = wire_bytes("mean", whole, 0, self.fleet.workers)
+        self._count(moved, moved)
         return self._named(lives[0].names, lives[0].layout.views(total))
+
+    def _count(self, sent: int, received: int) -> None:
+        self.fleet.wire_sent += sent
+        self.fleet.wire_received += received
 
     def _counters(self, lives: list[Live], buffers: list[Tensor]) -> dict[str, float]:
         """BatchNorm's numbers of batches: as in a round, the most that any worker has."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .fleet import Fleet
-from .replica import Replica
+from .replica import Replica, local
 from .table import Method
 from .transport import Transport
 
@@ -61,6 +61,7 @@ class Hooks:
         self.optimizers = fleet.replicas[0].optimizers
         self.stepped: dict[int, Callable[[], Tensor | None]] = {}  # a gradient that each has stepped with
         self.gradients: list[Callable[[], Tensor | None]] = []  # one of each optimizer's when the step began
+        self.trial = False  # whether the step under way is none
         self.marks: dict[int, tuple[int, int] | None] = {}  # and how it stood then, clipped
 
     def register(self) -> None:
@@ -71,6 +72,9 @@ class Hooks:
             self.fleet._hooks.append(optimizer.register_step_post_hook(self.after))
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.trial = _is_trial(optimizer)
+        if self.trial:
+            return None
         if id(optimizer) in self.stepped or self._was_skipped(optimizer):
             self._note_skipped()
             self._end()  # a GradScaler skipped others: that step is over
@@ -119,6 +123,8 @@ class Hooks:
         return bool(anew) and _is_other(optimizer, self._seen(optimizer))
 
     def after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.trial:
+            return
         self.stepped[id(optimizer)] = _first_gradient(optimizer)
         if len(self.stepped) == len(self.optimizers):
             self._end()
@@ -137,6 +143,14 @@ class Hooks:
     def _end(self) -> None:
         self.stepped.clear()
         self.fleet.after_step()
+
+
+def _is_trial(optimizer: Optimizer) -> bool:
+    """A step of nothing, at a rate of 0: so torch's checkpoints have an optimizer without state make its state."""
+    if optimizer.state or any(float(group.get("lr", 1)) for group in optimizer.param_groups):
+        return False
+    gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+    return bool(gradients) and not any(bool(local(gradient).any()) for gradient in gradients)
 
 
 def _refuse_scaled(optimizer: Optimizer) -> None:

@@ -53,8 +53,8 @@ class Conversation:
     def hear(self, key: Key, on_ahead: Callable[[Key], None] | None = None) -> list[bytes]:
         """Every process's headers for `key`, waited for, in process order."""
         while True:
-            for ahead in self._unsaid() if on_ahead else []:
-                on_ahead(ahead)  # type: ignore[misc]
+            while on_ahead and (unsaid := self._unsaid()):
+                on_ahead(unsaid[0])  # one by one: what comes in meanwhile is to be looked at again
             missing = [process for process, box in enumerate(self.inbox) if key not in box]
             if not missing:
                 break

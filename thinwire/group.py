@@ -139,7 +139,19 @@ class Group(Transport):
 
     def meet(self, key: Key, headers: list[bytes], on_ahead: Callable[[Key], None]) -> list[bytes]:
         self._conversation.say(key, b"".join(headers), 0)
-        return self._split(self._conversation.hear(key, on_ahead))
+        self._push_on()
+
+        def follow(ahead: Key) -> None:
+            on_ahead(ahead)
+            self._push_on()
+
+        return self._split(self._conversation.hear(key, follow))
+
+    def _push_on(self) -> None:
+        """Before waiting at a meeting: a peer that is a step ahead may be landing what has not left here yet."""
+        while self._two_shots:
+            self._two_shots[0]._reduce()
+        self._pump(wait=True)
 
     def leave(self, why: str) -> None:
         self._conversation.leave(why)

@@ -221,6 +221,32 @@ def test_a_schedule_that_brings_momentum_is_refused_by_demo() -> None:
         fleet.step()
 
 
+@pytest.mark.parametrize(("method", "optimizer"), [(tw.demo(4, 4), sgd), (tw.diloco(2), adamw)])
+def test_torchs_checkpoints_take_no_step_of_the_fleet(method: tw.Method, optimizer: Any) -> None:
+    """They step an optimizer that has no state yet, at a rate of 0."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = nn.Linear(7, 3)
+    made = optimizer(model.parameters())
+    fleet = tw.attach(model, made, method, tw.Local())
+    get_optimizer_state_dict(model, made)
+    assert fleet.steps == 0 and fleet.bytes_sent == 0
+    for step in range(2):
+        backward(model, step, 0)
+        made.step()
+        made.zero_grad()
+        sent, before = fleet.bytes_sent, copy.deepcopy(fleet.state_dict())
+        get_optimizer_state_dict(model, made)
+        assert fleet.steps == step + 1 and fleet.bytes_sent == sent
+        assert identical(fleet.state_dict(), before)
+
+
+def identical(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
 def test_a_transport_does_not_keep_its_last_fleet_alive() -> None:
     import gc
     import weakref

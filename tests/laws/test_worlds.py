@@ -163,6 +163,15 @@ def test_what_crosses_the_wire(workers: int) -> None:
         assert sent == pytest.approx(want, rel=0.02) and received == pytest.approx(want, rel=0.02), method.rows[0].codec
 
 
+def test_what_is_handed_out_from_one_worker_crosses_the_wire_too() -> None:
+    """ "mean" is evaluated as worker 0 has it: it sends to two of three others, and one of those to the last."""
+    fleet = train(fleet_of(tw.decoupled_momentum(2, variant="mean"), 4, sgd), 4)
+    size = 4 * sum(p.numel() for p in fleet.replicas[0].trainable.values())
+    before = fleet.wire_sent, fleet.wire_received
+    fleet.consensus()
+    assert (fleet.wire_sent - before[0], fleet.wire_received - before[1]) == (2 * size, 0)
+
+
 def test_published_sizes() -> None:
     """A payload of 12-bit indices and bf16 values, 32 of 64 x 64, and SparseLoCo's default: both 140x under fp32."""
     model = nn.Linear(1024, 1024, bias=False)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import thinwire as tw
 from tests.cluster import FORKS, Cluster, free_port
-from tests.toy import replicas, sgd, train
+from tests.toy import FRAGMENTS, backward, replicas, sgd, train
 from thinwire import conversation, group
 from thinwire.transport import Key
 
@@ -178,3 +178,37 @@ def interrupted(rank: int) -> tuple[int, list[Any]]:
 def test_who_was_interrupted_while_waiting_may_go_on(cluster: Cluster) -> None:
     (caught, mine), (_, theirs) = cluster.run(interrupted, 2)
     assert caught == 1 and mine == theirs
+
+
+def a_step_apart(rank: int, method: str, rate: str | None, ending: str) -> tuple[int, list[Any]]:
+    """The last worker skips a step, as under a GradScaler: it comes to the meeting a round behind the others."""
+    (replica,) = replicas(1, sgd)
+    fleet = tw.attach(replica.model, replica.optimizers, METHODS_APART[method](), tw.Group(max_rate=rate))
+    for step in range(7):
+        backward(replica.model, step, rank)
+        if step != 1 or rank < dist.get_world_size() - 1:
+            replica.optimizers[0].step()
+        replica.optimizers[0].zero_grad()
+    if ending == "consensus":
+        return fleet.steps, [tensor.tolist() for tensor in fleet.consensus().values()]
+    fleet.finish()
+    return fleet.steps, [parameter.tolist() for parameter in replica.trainable.values()]
+
+
+METHODS_APART = {
+    "two-shot": lambda: tw.streaming_diloco(3, [["*"]], delay=1),
+    "in fragments": lambda: tw.streaming_diloco(4, FRAGMENTS, delay=2),
+    "paced": lambda: tw.local_sgd(3, delay=1),
+}
+
+
+@pytest.mark.parametrize("ending", ["consensus", "finish"])
+@pytest.mark.parametrize(
+    ("method", "workers", "rate"), [("two-shot", 3, None), ("in fragments", 3, None), ("paced", 2, "2kB/s")]
+)
+def test_who_waits_at_a_meeting_sends_what_others_wait_for(
+    cluster: Cluster, method: str, workers: int, rate: str | None, ending: str
+) -> None:
+    answers = cluster.run(a_step_apart, workers, method, rate, ending)
+    assert [steps for steps, _ in answers] == [7] * (workers - 1) + [6]
+    assert all(agreed == answers[0][1] for _, agreed in answers)
