@@ -119,6 +119,7 @@ Beside what [the tables](results/runs.md) say:
   .4 and .2 with .9 and .7 with .6 for eager, .4 and .1 with .9 for delayed; 1 and 1.5 for sparseloco and sparse
   averaging; .7 with .9, .6, .3 and 1, 1.5, 2 without momentum for two bits.
 - DES-LOC's newcomers with a second seed or with longer to go.
+- ADOPT with other periods than 32.
 - At 1000x: DES-LOC rows below fp32; on a GPU sparseloco at 3000x, other numbers of workers; two bits at other weight
   decays.
 - "consensus" with other numbers of components than 32 and 256.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .calls import apart
-from .cost import broadcast_bytes, wire_bytes
+from .cost import wire_bytes
 from .header import Header
 from .live import Live
 from .replica import Replica, local, model, sharded_as
@@ -86,9 +86,7 @@ class Agreement:
         if source:
             self._tell_the_sick(healthy)
         first = self.fleet.transport.broadcast(buffers, source)
-        self._count(
-            *broadcast_bytes(self.fleet.island.total(first.nbytes), self.fleet.worker, source, self.fleet.workers)
-        )
+        self._count("broadcast", first)
         return self._named(lives[0].names, lives[0].layout.views(first))
 
     def _mean(self, names: list[str]) -> dict[str, Tensor]:
@@ -104,14 +102,13 @@ class Agreement:
         for name, view in zip(lives[0].names, lives[0].layout.views(total), strict=True):
             if name in counters:
                 view.fill_(counters[name])
-        whole = self.fleet.island.total(total.nbytes)
-        moved = wire_bytes("mean", whole, 0, self.fleet.workers)
-        self._count(moved, moved)
+        self._count("mean", total)
         return self._named(lives[0].names, lives[0].layout.views(total))
 
-    def _count(self, sent: int, received: int) -> None:
-        self.fleet.wire_sent += sent
-        self.fleet.wire_received += received
+    def _count(self, kind: str, buffer: Tensor) -> None:
+        moved = wire_bytes(kind, self.fleet.island.total(buffer.nbytes), 0, self.fleet.workers)
+        self.fleet.wire_sent += moved
+        self.fleet.wire_received += moved
 
     def _counters(self, lives: list[Live], buffers: list[Tensor]) -> dict[str, float]:
         """BatchNorm's numbers of batches: as in a round, the most that any worker has."""

@@ -27,24 +27,16 @@ def exchange_kind(codec: Codec, workers: int) -> str:
 
 
 def wire_bytes(kind: str, size: int, second: int, workers: int) -> int:
-    """What one worker sends, and receives, for one message of `size` bytes (`second` in the second leg)."""
+    """What one worker sends, and receives, for one message of `size` bytes (`second` in the second leg).
+
+    Of a "broadcast", which workers pass on in a tree, it is the mean over them all.
+    """
     others = workers - 1
+    if kind == "broadcast":
+        return others * size // workers
     if kind == "mean":
         return 2 * others * size // workers
     return others * size if kind == "gather" else others * (size + second) // workers
-
-
-def broadcast_bytes(size: int, worker: int, source: int, workers: int) -> tuple[int, int]:
-    """What this worker sends and receives when one has a buffer for all: those who have it pass it on, in a tree.
-
-    >>> [broadcast_bytes(8, worker, source=0, workers=4) for worker in range(4)]
-    [(16, 0), (8, 8), (0, 8), (0, 8)]
-    """
-    place, reach, sent = (worker - source) % workers, 1, 0
-    while reach < workers:
-        sent += size if place < reach and place + reach < workers else 0
-        reach *= 2
-    return sent, size if place else 0
 
 
 @dataclass(frozen=True)
