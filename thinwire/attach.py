@@ -61,8 +61,8 @@ class Hooks:
         self.optimizers = fleet.replicas[0].optimizers
         self.stepped: dict[int, Callable[[], Tensor | None]] = {}  # a gradient that each has stepped with
         self.gradients: list[Callable[[], Tensor | None]] = []  # one of each optimizer's when the step began
-        self.trial = False  # whether the step under way is none
         self.marks: dict[int, tuple[int, int] | None] = {}  # and how it stood then, clipped
+        self.trial = False  # whether the step under way is none
 
     def register(self) -> None:
         if any(isinstance(getattr(hook, "__self__", None), Hooks) for o in self.optimizers for hook in _hooks_of(o)):
